@@ -1,0 +1,32 @@
+"""Lessons as data: the tour's cards, the glossary's words, the examples of what to try.
+
+The words themselves stand in `app/text`; here are their keys, their order and what they point at.
+"""
+
+# A card shows `round` (a number, or "best": the round with the longest accepted path) at `phase`
+# (1 draft, 2 check, 3 accept, 4 append) and outlines `target`.
+TOUR = [
+    {"key": "race", "target": ".cfx-race", "round": "best", "phase": 4},
+    {"key": "draft", "target": ".cfx-canvas", "round": "best", "phase": 1},
+    {"key": "check", "target": ".cfx-phases", "round": "best", "phase": 2},
+    {"key": "accept", "target": ".cfx-panels", "round": "best", "phase": 3},
+    {"key": "bonus", "target": ".cfx-chips", "round": "best", "phase": 4},
+    {"key": "lossless", "target": ".cfx-verdict", "round": "best", "phase": 4},
+    {"key": "future", "target": ".cfx-readings", "round": "best", "phase": 4},
+    {"key": "experts", "target": ".cfx-future", "round": "best", "phase": 4},
+]
+
+GLOSSARY = [
+    "token",
+    "target",
+    "draft",
+    "tree",
+    "pass",
+    "accept",
+    "bonus",
+    "tau",
+    "lossless",
+    "contemplate",
+    "future",
+    "expert",
+]

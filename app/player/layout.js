@@ -1,0 +1,362 @@
+// Arithmetic of the player, without a page: what a token looks like, where nodes stand, which round
+// a position shows. Every function is pure; tests run them in Node.
+
+const confuLayout = (() => {
+  const CONTROL = /[\u0000-\u001f\u007f-\u009f]/;
+  const HIDDEN = /[\u00ad\u061c\u200b-\u200f\u2028-\u202f\u2060-\u206f\ufeff\ufff9-\ufffb]/;
+  const WIDE = /[\u1100-\u115f\u2e80-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe6f\uff00-\uff60\uffe0-\uffe6]/;
+  const MARKS = { " ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍" };
+
+  const CHAR = 7.4; // advance of one 12 px monospace character
+  const ROW = 27;
+  const PILL = 21;
+  const GAP = 34; // between a node and its children
+  const INDENT = 20; // one level of the outline
+  const BADGE = 36; // the count of folded nodes beside their ancestor
+
+  function codeName(character) {
+    return "U+" + character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0");
+  }
+
+  /** Split a token into runs of plain text and of marks for what cannot be seen. */
+  function visibleParts(text) {
+    const parts = [];
+    const push = (kind, piece) => {
+      const last = parts[parts.length - 1];
+      if (last && last.kind === kind) last.text += piece;
+      else parts.push({ kind, text: piece });
+    };
+    for (const character of text) {
+      const code = character.codePointAt(0);
+      if (MARKS[character]) push("mark", MARKS[character]);
+      else if (CONTROL.test(character)) {
+        push("mark", code < 32 ? String.fromCodePoint(0x2400 + code) : codeName(character));
+      } else if (HIDDEN.test(character)) push("mark", codeName(character));
+      else if (code >= 0xd800 && code <= 0xdfff) push("mark", codeName(character));
+      else push("text", character);
+    }
+    return parts;
+  }
+
+  /** The same as one string, cut to `limit` characters. */
+  function visible(text, limit = Infinity) {
+    const characters = Array.from(visibleParts(text).map((part) => part.text).join(""));
+    if (characters.length <= limit) return characters.join("");
+    return characters.slice(0, limit - 1).join("") + "…";
+  }
+
+  /** Parts cut to `limit` characters, for drawing marks apart from text. */
+  function clippedParts(text, limit) {
+    const out = [];
+    let left = limit;
+    for (const part of visibleParts(text)) {
+      const characters = Array.from(part.text);
+      if (characters.length > left) {
+        out.push({ kind: part.kind, text: characters.slice(0, Math.max(0, left - 1)).join("") });
+        out.push({ kind: "mark", text: "…" });
+        return out;
+      }
+      out.push(part);
+      left -= characters.length;
+    }
+    return out;
+  }
+
+  function textWidth(text) {
+    let width = 0;
+    for (const character of text) width += WIDE.test(character) || character.length > 1 ? 13 : CHAR;
+    return width;
+  }
+
+  function percent(share) {
+    const value = share * 100;
+    if (value >= 99.5 && value < 100) return ">99%";
+    if (value > 0 && value < 0.5) return "<1%";
+    return Math.round(value) + "%";
+  }
+
+  function childrenOf(tree) {
+    const children = tree.parents.map(() => []);
+    tree.parents.forEach((parent, node) => parent >= 0 && children[parent].push(node));
+    for (const list of children) list.sort((a, b) => tree.scores[b] - tree.scores[a] || a - b);
+    return children;
+  }
+
+  function rankOf(tree, node) {
+    const siblings = childrenOf(tree)[tree.parents[node]] || [node];
+    return { rank: siblings.indexOf(node) + 1, of: siblings.length };
+  }
+
+  /** Ancestors of a node, itself included, the root first. */
+  function lineage(tree, node) {
+    const line = [];
+    for (let at = node; at >= 0; at = tree.parents[at]) line.unshift(at);
+    return line;
+  }
+
+  /**
+   * Hide low-scored leaves until the tree fits into `rows` rows. Nodes in `keep` stay, children of
+   * nodes in `open` stay. Returns which nodes are shown, and for each node how many below it are not.
+   */
+  function fold(tree, keep, open, rows, outline) {
+    const children = childrenOf(tree);
+    const count = tree.parents.length;
+    const shown = new Array(count).fill(true);
+    const hidden = new Array(count).fill(0);
+    const shownChildren = children.map((list) => list.length);
+    const fixed = (node) => keep.has(node) || open.has(tree.parents[node]);
+    const rowsNow = () => {
+      let total = 1;
+      for (let node = 0; node < count; node++) {
+        if (!shown[node]) continue;
+        if (outline || shownChildren[node] === 0) total += 1;
+      }
+      return total;
+    };
+    const order = tree.parents
+      .map((_, node) => node)
+      .filter((node) => node > 0 && !fixed(node))
+      .sort((a, b) => tree.scores[a] - tree.scores[b] || tree.depths[b] - tree.depths[a] || b - a);
+    let progress = true;
+    while (progress && rowsNow() > rows) {
+      progress = false;
+      for (const node of order) {
+        if (!shown[node] || shownChildren[node] > 0) continue;
+        const parent = tree.parents[node];
+        shown[node] = false;
+        hidden[parent] += 1 + hidden[node];
+        hidden[node] = 0;
+        shownChildren[parent] -= 1;
+        progress = true;
+        break;
+      }
+    }
+    return { shown, hidden };
+  }
+
+  /**
+   * Place the nodes of a tree.
+   *
+   * options: path (accepted nodes), bonus ({text, prob} or null), rows, open (Set of nodes),
+   * keep (Set), outline (one node per row, for narrow pages), label(node) -> string.
+   * Gives boxes {node, kind: "node" | "bonus" | "fold", x, y, width, height, count?}, edges
+   * {from, to: box indices}, and the size. The states of the nodes do not enter, so that nothing
+   * moves between the phases of a round.
+   */
+  function place(tree, options) {
+    const children = childrenOf(tree);
+    const path = options.path || [];
+    const last = path.length ? path[path.length - 1] : 0;
+    const keep = new Set([0, ...path, ...(options.keep || [])]);
+    for (const node of children[last].slice(0, 2)) keep.add(node);
+    const open = options.open || new Set();
+    const rows = options.rows || 60;
+    const { shown, hidden } = fold(tree, keep, open, rows, options.outline);
+    const boxes = [];
+    const edges = [];
+    const columns = [];
+    let row = 0;
+
+    const add = (kind, node, depth, text, parentBox, extra) => {
+      const box = { kind, node, depth, row, width: Math.ceil(textWidth(text)) + 16, height: PILL, ...extra };
+      boxes.push(box);
+      columns[depth] = Math.max(columns[depth] || 0, box.width + (hidden[node] ? BADGE : 0));
+      if (parentBox >= 0) edges.push({ from: parentBox, to: boxes.length - 1 });
+      return boxes.length - 1;
+    };
+
+    const walk = (node, depth, parentBox) => {
+      const index = add("node", node, depth, options.label(node), parentBox);
+      if (options.outline) row += 1;
+      let used = false;
+      const next = (visit) => {
+        if (!options.outline && used) row += 1;
+        used = true;
+        visit();
+      };
+      if (options.bonus && node === last) {
+        next(() => {
+          add("bonus", -1, depth + 1, "◆ " + options.bonus.label, index);
+          if (options.outline) row += 1;
+        });
+      }
+      for (const child of children[node]) {
+        if (shown[child]) next(() => walk(child, depth + 1, index));
+      }
+    };
+    walk(0, 0, -1);
+
+    const left = [];
+    let x = 6;
+    for (let depth = 0; depth < columns.length; depth++) {
+      left[depth] = options.outline ? 6 + depth * INDENT : x;
+      x += (columns[depth] || 0) + GAP;
+    }
+    let width = 0;
+    for (const box of boxes) {
+      box.x = left[box.depth];
+      box.y = 6 + box.row * ROW;
+      width = Math.max(width, box.x + box.width + 8);
+    }
+    // What is folded below a node is counted in a badge at its right end.
+    for (const box of boxes.slice()) {
+      if (box.kind !== "node" || !hidden[box.node]) continue;
+      const { node, depth, row: line, y } = box;
+      const x = box.x + box.width + 3;
+      boxes.push({ kind: "fold", node, depth, row: line, x, y, width: BADGE - 3, height: PILL, count: hidden[node] });
+      box.reach = BADGE;
+      width = Math.max(width, x + BADGE + 5);
+    }
+    const lastRow = Math.max(...boxes.map((box) => box.row));
+    return { boxes, edges, width, height: 6 + (lastRow + 1) * ROW, outline: Boolean(options.outline) };
+  }
+
+  function edgePath(from, to, outline) {
+    const y2 = to.y + to.height / 2;
+    if (outline) {
+      const x = from.x + 9;
+      return `M${x},${from.y + from.height} L${x},${y2} L${to.x},${y2}`;
+    }
+    const x1 = from.x + from.width + (from.reach || 0);
+    const y1 = from.y + from.height / 2;
+    if (y1 === y2) return `M${x1},${y1} L${to.x},${y2}`;
+    const bend = to.x - GAP / 2;
+    return `M${x1},${y1} C${bend + 6},${y1} ${bend - 8},${y2} ${to.x},${y2}`;
+  }
+
+  /** Where each round's tokens start in the answer. */
+  function starts(rounds) {
+    const list = [];
+    let at = 0;
+    for (const record of rounds) {
+      list.push(at);
+      at += record.tokens.length;
+    }
+    return list;
+  }
+
+  function tokensOf(rounds) {
+    return rounds.flatMap((record) => record.tokens);
+  }
+
+  function secondsOf(record) {
+    return record.seconds.draft + record.seconds.verify + record.seconds.rest;
+  }
+
+  /** The round that a lane shows at a position of the slider; -1 before its first round. */
+  function roundAt(rounds, position, align) {
+    const last = rounds.length - 1;
+    if (align === "round") return Math.min(position, last);
+    const begins = starts(rounds);
+    let found = Math.min(0, last);
+    for (let i = 0; i <= last; i++) if (begins[i] <= position) found = i;
+    return found;
+  }
+
+  /** Bars of one lane's timeline as {x, width, height} in shares of the drawing. */
+  function bars(rounds, align, scale) {
+    const begins = starts(rounds);
+    let time = 0;
+    return rounds.map((record, i) => {
+      const gained = record.tokens.length;
+      const height = Math.min(1, gained / scale.tallest);
+      if (align === "text") return { x: begins[i] / scale.tokens, width: gained / scale.tokens, height };
+      if (align === "time") {
+        const share = secondsOf(record) / scale.seconds;
+        const bar = { x: time, width: share, height };
+        time += share;
+        return bar;
+      }
+      return { x: i / scale.rounds, width: 1 / scale.rounds, height };
+    });
+  }
+
+  function timelineScale(lanes) {
+    const all = lanes.map((lane) => lane.rounds);
+    const most = (measure) => Math.max(1e-9, ...all.map(measure));
+    return {
+      rounds: Math.max(1, most((r) => r.length)),
+      tokens: Math.max(1, most((r) => tokensOf(r).length)),
+      seconds: most((r) => r.reduce((sum, record) => sum + secondsOf(record), 0)),
+      tallest: Math.max(2, most((r) => Math.max(0, ...r.map((record) => record.tokens.length)))),
+    };
+  }
+
+  /** Tokens per target pass, bonus token included, prefill left out (method.md). */
+  function speedOf(rounds) {
+    const passes = Math.max(0, rounds.length - 1);
+    const gained = tokensOf(rounds.slice(1)).length;
+    return {
+      passes,
+      tokens: tokensOf(rounds).length,
+      tau: passes ? gained / passes : 0,
+      seconds: rounds.reduce((sum, record) => sum + secondsOf(record), 0),
+    };
+  }
+
+  /**
+   * The first token where lane b leaves lane a, as far as both have come. A lane that ended by
+   * itself while the other went on differs there too. Mirrors `Trace.differences`.
+   */
+  function firstDifference(a, b) {
+    const left = tokensOf(a.rounds);
+    const right = tokensOf(b.rounds);
+    const shared = Math.min(left.length, right.length);
+    for (let index = 0; index < shared; index++) {
+      if (left[index].id !== right[index].id) {
+        return {
+          index,
+          textA: left[index].text,
+          textB: right[index].text,
+          margin: Math.min(left[index].margin, right[index].margin),
+        };
+      }
+    }
+    const ended = (lane) => {
+      const stop = lane.rounds.length ? lane.rounds[lane.rounds.length - 1].stop : null;
+      return !lane.error && stop && stop !== "cancelled";
+    };
+    if (left.length === right.length || !ended(a) || !ended(b)) return null;
+    const longer = left.length > right.length ? left : right;
+    return {
+      index: shared,
+      textA: left.length > right.length ? left[shared].text : "",
+      textB: left.length > right.length ? "" : right[shared].text,
+      margin: longer[shared].margin,
+    };
+  }
+
+  /** How many tokens after the round's start a word really came, or 0 if not within `reach`. */
+  function cameTrue(word, following, reach = 8) {
+    const plain = (text) => text.trim().toLowerCase();
+    const wanted = plain(word);
+    if (!wanted) return 0;
+    for (let i = 0; i < Math.min(reach, following.length); i++) {
+      if (plain(following[i].text) === wanted) return i + 1;
+    }
+    return 0;
+  }
+
+  /**
+   * What this round had accepted with only the `budget` best nodes (root included). Exact for this
+   * round alone: re-ranking keeps the best by cumulative score, so a smaller tree is a prefix of
+   * that order. Ties go to the shallower node, so no child outlives its parent.
+   */
+  function withBudget(tree, path, budget) {
+    const order = tree.parents
+      .map((_, node) => node)
+      .sort((a, b) => tree.scores[b] - tree.scores[a] || tree.depths[a] - tree.depths[b] || a - b);
+    const kept = new Set(order.slice(0, budget));
+    let accepted = 0;
+    while (accepted < path.length && kept.has(path[accepted])) accepted += 1;
+    return { kept, accepted };
+  }
+
+  return {
+    visible, visibleParts, clippedParts, textWidth, percent, childrenOf, rankOf, lineage, fold,
+    place, edgePath, starts, tokensOf, secondsOf, roundAt, bars, timelineScale, speedOf,
+    firstDifference, cameTrue, withBudget, codeName,
+  };
+})();
+
+if (typeof module !== "undefined") module.exports = confuLayout;

@@ -1,0 +1,202 @@
+// Painting of one draft tree as SVG, and the same data as a table.
+
+const confuTree = (({ el, svg, token }, layout, story) => {
+  const CLIP = 14;
+  const SIGNS = { accepted: "✓", rejected: "✗", "not reached": "·", pending: "…" };
+
+  /** The word of a state as the page shows it in a phase: nothing is decided before `accept`. */
+  function shownState(record, node, phase) {
+    if (node === 0) return "root";
+    if (phase < 3) return "pending";
+    return record.tree.states[node];
+  }
+
+  function caption(record, node, phase) {
+    if (node === 0) return "";
+    const draft = layout.percent(record.tree.draft_probs[node]);
+    const accepted = phase >= 2 && record.tree.states[node] === "accepted";
+    return accepted ? `${draft} → ${layout.percent(record.tree.target_probs[node])}` : draft;
+  }
+
+  // Widths are measured with the longest caption a node ever shows, so that phases move nothing.
+  function widest(record) {
+    return (node) => {
+      const name = layout.visible(record.tree.texts[node], CLIP);
+      return node === 0 ? `◆ ${name}` : `✓ ${name} ${caption(record, node, 4)}`;
+    };
+  }
+
+  function plan(record, options) {
+    const bonus = story.bonusOf(record);
+    return layout.place(record.tree, {
+      path: record.path,
+      bonus: bonus && {
+        label: `${layout.visible(bonus.text, CLIP)} ${bonusShare(record)}`,
+      },
+      rows: options.rows,
+      open: options.open,
+      keep: options.keep,
+      outline: options.outline,
+      label: widest(record),
+    });
+  }
+
+  function bonusShare(record) {
+    const last = story.lastOf(record);
+    return record.tree.choice_probs.length ? layout.percent(record.tree.choice_probs[last]) : "";
+  }
+
+  function label(box, parts) {
+    const text = svg("text", { x: box.x + (box.kind === "fold" ? 5 : 8), y: box.y + 15, class: "cfx-label" });
+    for (const [kind, piece] of parts) text.append(svg("tspan", { class: `cfx-${kind}`, text: piece }));
+    return text;
+  }
+
+  function tokenParts(text) {
+    return layout
+      .clippedParts(text, CLIP)
+      .map((part) => [part.kind === "mark" ? "mark" : "word", part.text]);
+  }
+
+  /**
+   * Draw into `host` (emptied first). scene: record, phase, plan, say, id, selected (node or
+   * "bonus"), kept (Set or null: nodes of a smaller budget), guess (Set of predicted nodes).
+   */
+  function paint(host, scene) {
+    const { record, phase, plan: drawing, say } = scene;
+    const { boxes, edges } = drawing;
+    const tree = record.tree;
+    const stateOf = (box) =>
+      box.kind === "bonus" ? "target" : box.kind === "fold" ? "fold" : shownState(record, box.node, phase);
+    const size = { width: Math.ceil(drawing.width), height: drawing.height };
+    const canvas = svg("svg", {
+      ...size,
+      viewBox: `0 0 ${size.width} ${size.height}`,
+      class: `cfx-tree cfx-phase-${phase}`,
+      role: "presentation",
+    });
+    const lines = svg("g", { "aria-hidden": "true" });
+    // Accepted edges last, so that they lie on top.
+    const weight = (edge) => (stateOf(boxes[edge.to]) === "accepted" ? 1 : 0);
+    for (const edge of [...edges].sort((a, b) => weight(a) - weight(b))) {
+      const to = boxes[edge.to];
+      if (to.kind === "bonus" && phase < 3) continue;
+      const share = to.kind === "node" ? tree.draft_probs[to.node] : 0.2;
+      lines.append(
+        svg("path", {
+          d: layout.edgePath(boxes[edge.from], to, drawing.outline),
+          class: `cfx-edge cfx-is-${stateOf(to).replace(" ", "-")}`,
+          "stroke-width": (1 + 4 * share).toFixed(2),
+          style: `--depth:${to.depth}`,
+        }),
+      );
+    }
+    canvas.append(lines);
+    for (const box of boxes) {
+      if (box.kind === "bonus" && phase < 3) continue;
+      canvas.append(paintBox(box, stateOf(box), scene, tree, say));
+    }
+    host.replaceChildren(canvas);
+  }
+
+  function paintBox(box, state, scene, tree, say) {
+    const { record, phase } = scene;
+    const name = box.kind === "node" ? box.node : box.kind;
+    const classes = ["cfx-node", `cfx-is-${state.replace(" ", "-")}`];
+    if (scene.selected === name) classes.push("cfx-selected");
+    if (scene.kept && box.kind === "node" && !scene.kept.has(box.node)) classes.push("cfx-cut");
+    if (scene.guess && box.kind === "node" && scene.guess.has(box.node)) classes.push("cfx-guess");
+    const group = svg("g", {
+      class: classes.join(" "),
+      "data-node": name,
+      "data-at": box.kind === "fold" ? box.node : null,
+      id: `${scene.id}-${box.kind === "fold" ? `fold${box.node}` : name}`,
+      role: "treeitem",
+      "aria-level": box.depth + 1,
+      "aria-selected": scene.selected === name ? "true" : "false",
+      "aria-label": spoken(box, record, phase, say),
+      style: `--depth:${box.depth}`,
+    });
+    const frame = { x: box.x, y: box.y, width: box.width, height: box.height, rx: 10 };
+    group.append(svg("rect", { ...frame, class: "cfx-frame" }));
+    if (state === "target") {
+      const inner = { x: box.x + 2.5, y: box.y + 2.5, width: box.width - 5, height: box.height - 5 };
+      group.append(svg("rect", { ...inner, rx: 8, class: "cfx-inner" }));
+    }
+    if (box.kind === "fold") {
+      group.append(label(box, [["caption", `+${box.count}`]]));
+      group.append(svg("title", { text: say("tree.unfold", { n: box.count }) }));
+    } else if (box.kind === "bonus") {
+      const own = story.bonusOf(record);
+      group.append(label(box, [["sign", "◆ "], ...tokenParts(own.text), ["caption", ` ${bonusShare(record)}`]]));
+    } else {
+      const sign = box.node === 0 ? "◆" : SIGNS[state];
+      const text = tree.texts[box.node];
+      const figures = caption(record, box.node, phase);
+      group.append(label(box, [["sign", `${sign} `], ...tokenParts(text), ["caption", figures && ` ${figures}`]]));
+    }
+    return group;
+  }
+
+  function spoken(box, record, phase, say) {
+    if (box.kind === "fold") return say("tree.unfold", { n: box.count });
+    if (box.kind === "bonus") {
+      return say("tree.spoken_bonus", {
+        token: layout.visible(story.bonusOf(record).text, 60),
+        target: bonusShare(record),
+      });
+    }
+    if (box.node === 0) return say("tree.spoken_root", { token: layout.visible(record.tree.texts[0], 60) });
+    return say("tree.spoken", {
+      token: layout.visible(record.tree.texts[box.node], 60),
+      draft: layout.percent(record.tree.draft_probs[box.node]),
+      target: phase < 2 ? "–" : layout.percent(record.tree.target_probs[box.node]),
+      state: say(`state.${shownState(record, box.node, phase).replace(" ", "_")}`),
+    });
+  }
+
+  /** The tree as a table: the same data for readers who do not see it. */
+  function table(record, phase, say) {
+    const tree = record.tree;
+    const head = ["node", "depth", "parent", "token", "draft", "score", "target", "state"];
+    const rows = tree.token_ids.map((_, node) =>
+      el(
+        "tr",
+        { class: `cfx-row-${shownState(record, node, phase).replace(" ", "-")}` },
+        el("td", { text: node }),
+        el("td", { text: tree.depths[node] }),
+        el("td", { text: node === 0 ? "–" : tree.parents[node] }),
+        el("td", {}, token(tree.texts[node], 40)),
+        el("td", { text: node === 0 ? "–" : layout.percent(tree.draft_probs[node]) }),
+        el("td", { text: tree.scores[node].toFixed(2) }),
+        el("td", { text: node === 0 || phase < 2 ? "–" : layout.percent(tree.target_probs[node]) }),
+        el("td", { text: say(`state.${shownState(record, node, phase).replace(" ", "_")}`) }),
+      ),
+    );
+    const own = phase >= 3 && story.bonusOf(record);
+    if (own) {
+      rows.push(
+        el(
+          "tr",
+          { class: "cfx-row-target" },
+          el("td", { text: "◆" }),
+          el("td", { text: record.path.length + 1 }),
+          el("td", { text: story.lastOf(record) }),
+          el("td", {}, token(own.text, 40)),
+          el("td", { text: "–" }),
+          el("td", { text: "–" }),
+          el("td", { text: bonusShare(record) || "–" }),
+          el("td", { text: say("state.target") }),
+        ),
+      );
+    }
+    return el(
+      "table",
+      { class: "cfx-table" },
+      el("thead", {}, el("tr", {}, ...head.map((key) => el("th", { scope: "col", text: say(`table.${key}`) })))),
+      el("tbody", {}, ...rows),
+    );
+  }
+
+  return { paint, plan, table, shownState, bonusShare };
+})(confuDom, confuLayout, confuStory);

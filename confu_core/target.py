@@ -25,6 +25,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from confu_core import masks
 from confu_core.cache import KVCache
 from confu_core.errors import TargetError
+from confu_core.tree import DraftTree
 
 SUPPORTED_TYPES = ("llama", "qwen2", "qwen3")
 MIN_LAYERS = 7  # below this EAGLE-3's three taps are not three different layers
@@ -49,6 +50,16 @@ class Rows:
 
     taps: torch.Tensor
     last: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What one verification pass says: logits (N, V) float32 and taps (N, 3 Ht) per node, and taps
+    (C, 3 Ht) per contemplate token."""
+
+    logits: torch.Tensor
+    taps: torch.Tensor
+    contemplate_taps: torch.Tensor
 
 
 class Target:
@@ -151,7 +162,8 @@ class Target:
         Args:
             inputs: (B, R, Ht).
             positions: (B, R) or (1, R), the text position of each row.
-            may_attend: (B or 1, R, S) boolean; None means causal over these rows alone.
+            may_attend: (B or 1, R, S) boolean; None means causal over these rows alone, and for a
+                single row everything in view.
             memory: holds keys and values; S is what it returns in view.
         """
         body = self.model.model
@@ -193,6 +205,48 @@ class Target:
         rows = self.run(self.embed(ids), positions, None, cache)
         cache.commit(list(range(len(token_ids))))
         return rows
+
+
+    def verify(
+        self,
+        cache: KVCache,
+        tree: DraftTree,
+        contemplate_nodes: tuple[int, ...] = (),
+        contemplate_embedding: torch.Tensor | None = None,
+    ) -> Verification:
+        """Score a whole draft tree in one pass. Its rows stay pending until `cache.commit`.
+
+        Args:
+            contemplate_nodes: nodes that carry a contemplate token, which stands one position
+                behind its node: the slot of the token that it contemplates (ours).
+            contemplate_embedding: (Ht,) shared by all of them.
+        """
+        nodes, contemplate = len(tree), len(contemplate_nodes)
+        cache.open(nodes + contemplate, see_fixed=contemplate > 0)
+        inputs = self.embed(torch.tensor(tree.token_ids, device=self.device))  # (N, Ht)
+        depths = [*tree.depths, *(tree.depths[node] + 1 for node in contemplate_nodes)]
+        if contemplate:
+            extra = contemplate_embedding.to(inputs.dtype).expand(contemplate, -1)
+            inputs = torch.cat((inputs, extra))  # (N + C, Ht)
+        positions = cache.length + torch.tensor(depths, device=self.device)
+        mask = None
+        if nodes + contemplate > 1:
+            mask = masks.verify_mask(tree.ancestors, contemplate_nodes, cache.length, cache.fixed)
+            mask = mask.unsqueeze(0).to(self.device)
+        rows = self.run(inputs.unsqueeze(0), positions.unsqueeze(0), mask, cache)
+        return Verification(
+            logits=self.logits(rows.last[0, :nodes]),
+            taps=rows.taps[0, :nodes],
+            contemplate_taps=rows.taps[0, nodes:],
+        )
+
+    def contemplate(self, cache: KVCache, embedding: torch.Tensor) -> torch.Tensor:
+        """One contemplate token behind the committed text: its taps (3 Ht,). Leaves no trace."""
+        cache.open(1, see_fixed=True)
+        position = torch.tensor([[cache.length]], device=self.device)
+        rows = self.run(embedding.to(self.dtype).view(1, 1, -1), position, None, cache)
+        cache.drop_pending()
+        return rows.taps[0, 0]
 
 
 def attend(

@@ -1,0 +1,300 @@
+"""Several methods on one prompt: a fair race, told as a stream of plain events.
+
+Lanes take turns by accumulated compute time: whoever has used least goes next, so what is seen is
+what each method alone would do. A lane's clock counts only its own work.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from confu_core.assets import default_target
+from confu_core.checkpoints import load_checkpoint
+from confu_core.decoding import Round, check_settings, decode
+from confu_core.errors import CheckpointError, SettingsError, TargetError
+from confu_core.methods import LABELS, PLAIN, Method, with_head
+from confu_core.prompt import TextStream, chat_ids
+from confu_core.reading import FutureBasis
+from confu_core.recording import Recorder
+from confu_core.target import Target
+from confu_core.trace import Head, Lane, RoundRecord, Settings, TargetInfo, Trace
+
+DEFAULT_TARGET = "smollm2-135m-instruct"
+CHECKPOINTS = Path(__file__).resolve().parent.parent / "checkpoints"
+
+
+@dataclass(frozen=True)
+class Started:
+    """The first event: a trace whose lanes are present but empty."""
+
+    trace: Trace
+
+
+@dataclass(frozen=True)
+class Advanced:
+    """One lane gained tokens; `text` is its answer so far, never cut inside a character."""
+
+    lane: str
+    record: RoundRecord
+    text: str
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The last event: everything."""
+
+    trace: Trace
+
+
+Event = Started | Advanced | Finished
+
+
+@dataclass(frozen=True)
+class MethodInfo:
+    """What a page needs to know of a method. `reason`: why it is not available, or empty."""
+
+    label: str
+    available: bool
+    reason: str
+    contemplates: bool
+
+
+class Engine:
+    """One loaded target with the methods that it can run. Holds nothing of a run, so several
+    people can share one."""
+
+    def __init__(
+        self, target: Target, methods: dict[str, Method], bases: dict[str, FutureBasis | None]
+    ) -> None:
+        self.target = target
+        self._methods = methods
+        self.bases = bases
+
+    @property
+    def methods(self) -> dict[str, MethodInfo]:
+        """Every method by name; those without a head for this target say why."""
+        found = {}
+        for name, label in LABELS.items():
+            method = self._methods.get(name)
+            reason = "" if method else f"there is no {label} head for {self.target.name}"
+            found[name] = MethodInfo(label, method is not None, reason, name == "confu")
+        return found
+
+    @property
+    def context(self) -> int:
+        return self.target.context
+
+    def method(self, name: str) -> Method:
+        """The parts of one method.
+
+        Raises:
+            SettingsError: unknown, or without a head for this target.
+        """
+        if name not in self._methods:
+            known = ", ".join(self._methods)
+            raise SettingsError(f"Method {name!r} is not available here. Available: {known}.")
+        return self._methods[name]
+
+    def count_tokens(self, prompt: str) -> int:
+        """Tokens of a prompt with the chat template around it."""
+        return len(chat_ids(self.target, prompt))
+
+    def compare(
+        self,
+        prompt: str,
+        settings: Settings,
+        methods: Sequence[str] = ("plain", "eagle3", "confu"),
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> Iterator[Event]:
+        """Run the methods on one prompt, turn by turn.
+
+        Closing the iterator frees everything. A lane that runs out of memory ends with an error
+        message; the others go on.
+
+        Raises:
+            SettingsError, PromptError: before the first event.
+        """
+        check_settings(settings)
+        chosen = {name: self.method(name) for name in methods}
+        if not chosen:
+            raise SettingsError("Choose at least one method.")
+        prompt_ids = chat_ids(self.target, prompt)
+        return self._race(prompt, prompt_ids, settings, chosen, should_stop)
+
+    def _race(
+        self,
+        prompt: str,
+        prompt_ids: list[int],
+        settings: Settings,
+        methods: dict[str, Method],
+        should_stop: Callable[[], bool],
+    ) -> Iterator[Event]:
+        trace = Trace(
+            prompt=prompt,
+            prompt_tokens=len(prompt_ids),
+            settings=settings,
+            target=describe(self.target),
+            lanes={name: Lane(name, describe_head(method)) for name, method in methods.items()},
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+        yield Started(trace)
+        runners = {
+            name: _Runner(self.target, method, prompt_ids, settings, self.bases.get(name), should_stop)
+            for name, method in methods.items()
+        }
+        try:
+            running = dict(runners)
+            while running:
+                name = min(running, key=lambda lane: running[lane].seconds)
+                record = runners[name].advance()
+                if record is None:
+                    del running[name]
+                else:
+                    yield Advanced(name, record, runners[name].stream.text)
+        finally:
+            for runner in runners.values():
+                runner.close()
+        yield Finished(
+            dataclasses.replace(
+                trace,
+                lanes={name: runner.lane(trace.lanes[name]) for name, runner in runners.items()},
+            )
+        )
+
+
+class _Runner:
+    """One lane under way."""
+
+    def __init__(
+        self,
+        target: Target,
+        method: Method,
+        prompt_ids: list[int],
+        settings: Settings,
+        basis: FutureBasis | None,
+        should_stop: Callable[[], bool],
+    ) -> None:
+        self._recorder = Recorder(target, method, settings, basis)
+        self._rounds = decode(target, method, prompt_ids, settings, self._recorder, should_stop)
+        self.stream = TextStream(target)
+        self.records: list[RoundRecord] = []
+        self.seconds = 0.0
+        self.error: str | None = None
+
+    def advance(self) -> RoundRecord | None:
+        """The next round's record; None when the lane is done."""
+        try:
+            # Inference mode is entered per step: between steps other code runs in this thread.
+            with torch.inference_mode():
+                round: Round | None = next(self._rounds, None)
+        except torch.OutOfMemoryError:
+            self.error = (
+                "The device ran out of memory. Choose fewer new tokens, a smaller tree, or fewer "
+                "methods at once."
+            )
+            round = None
+        if round is None:
+            self._end()
+            return None
+        record = self._recorder.record(round)
+        self.records.append(record)
+        self.seconds += record.seconds.total
+        self.stream.push(round.token_ids)
+        if round.stop:
+            self.stream.flush()
+        return record
+
+    def _end(self) -> None:
+        self.stream.flush()
+        if self.records and self.records[-1].stop is None:
+            self.records[-1] = dataclasses.replace(self.records[-1], stop="cancelled")
+
+    def lane(self, empty: Lane) -> Lane:
+        return dataclasses.replace(
+            empty, rounds=tuple(self.records), text=self.stream.text, error=self.error
+        )
+
+    def close(self) -> None:
+        """Free the lane's caches at once."""
+        self._rounds.close()
+
+
+def describe(target: Target) -> TargetInfo:
+    """What a trace says of a target."""
+    return TargetInfo(
+        name=target.name,
+        fingerprint=target.fingerprint(),
+        layers=target.layers,
+        hidden=target.hidden,
+        vocab=target.vocab,
+        device=target.device.type,
+        dtype=str(target.dtype).removeprefix("torch."),
+    )
+
+
+def describe_head(method: Method) -> Head | None:
+    """What a trace says of a draft head."""
+    if method.checkpoint is None:
+        return None
+    return Head(method.checkpoint.name, method.checkpoint.sha256, bool(method.checkpoint.facts))
+
+
+def best_device() -> str:
+    """CUDA, else Apple's MPS, else the CPU."""
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def load_engine(
+    target: str | None = None,
+    device: str = "auto",
+    progress: Callable[[str, float], None] | None = None,
+    dtype: str = "float32",
+    heads: dict[str, Path] | None = None,
+) -> Engine:
+    """Load a target and its draft heads.
+
+    Args:
+        target: a folder or hub id; None for the default, which is fetched if it is missing.
+        device: "auto", "cpu", "cuda" or "mps".
+        progress: called with a message and a fraction from 0 to 1.
+        dtype: "float32" (texts are equal token for token) or "bfloat16" (faster on a GPU).
+        heads: method name -> checkpoint folder; None takes those that ship for the default target.
+
+    Raises:
+        TargetError, CheckpointError: with what to do about it.
+    """
+    report = progress or (lambda message, fraction: None)
+    kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    if dtype not in kinds:
+        raise TargetError(f"Precision {dtype!r} is not supported. Choose: {', '.join(kinds)}.")
+    folder = default_target(report) if target is None else target
+    report("loading the target", 0.0)
+    loaded = Target.load(folder, best_device() if device == "auto" else device, kinds[dtype])
+    if target is None:
+        loaded.name = DEFAULT_TARGET
+    if heads is None:
+        shipped = CHECKPOINTS / DEFAULT_TARGET if target is None else None
+        heads = {
+            name: shipped / name
+            for name in ("eagle3", "confu")
+            if shipped is not None and (shipped / name).is_dir()
+        }
+    methods: dict[str, Method] = {"plain": PLAIN}
+    bases: dict[str, FutureBasis | None] = {}
+    for number, (name, path) in enumerate(heads.items(), 1):
+        report(f"loading the {LABELS[name]} head", number / (len(heads) + 1))
+        checkpoint = load_checkpoint(Path(path), loaded)
+        if (name == "confu") != (checkpoint.contemplation is not None):
+            raise CheckpointError(f"{path} is an {checkpoint.kind} head, not one for {name!r}.")
+        methods[name] = with_head(name, checkpoint)
+        bases[name] = FutureBasis.load(Path(path) / "basis.json")
+    report("ready", 1.0)
+    return Engine(loaded, methods, bases)

@@ -1,0 +1,49 @@
+"""The methods: which drafter and which contemplator the one loop runs with.
+
+To add a method, add a row to `build_methods` (and, if it drafts in a new way, a class beside
+`EagleDrafter`); the loop, the recorder and the app need no change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from confu_core.checkpoints import Checkpoint
+from confu_core.contemplation import Contemplator, NoContemplator
+from confu_core.drafter import EagleDrafter, NoDrafter
+from confu_core.target import Target
+
+LABELS = {"plain": "Plain", "eagle3": "EAGLE-3", "confu": "ConFu"}
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to decode. Both factories make objects that belong to one run.
+
+    drafter(target, nodes=..., top_k=..., capacity=...) and contemplator().
+    """
+
+    name: str
+    checkpoint: Checkpoint | None
+    drafter: Callable[..., NoDrafter | EagleDrafter]
+    contemplator: Callable[[], NoContemplator | Contemplator]
+
+
+def _no_drafter(target: Target, **_: int) -> NoDrafter:
+    return NoDrafter()
+
+
+PLAIN = Method("plain", None, _no_drafter, NoContemplator)
+
+
+def with_head(name: str, checkpoint: Checkpoint) -> Method:
+    """The method of a draft head: EAGLE-3, or ConFu if the head contemplates."""
+    head, part = checkpoint.head, checkpoint.contemplation
+
+    def drafter(target: Target, **sizes: int) -> EagleDrafter:
+        return EagleDrafter(head, part, target, **sizes)
+
+    contemplator = NoContemplator if part is None else partial(Contemplator, part, head)
+    return Method(name, checkpoint, drafter, contemplator)

@@ -1,0 +1,96 @@
+"""Drawing tokens: arg max, or coupled sampling whose noise depends on nothing but the place.
+
+A token is drawn as arg max(logits / T + Gumbel noise), which has exactly the softmax distribution.
+The noise is a function of (seed, absolute position, token id) alone, so plain decoding, EAGLE-3
+and ConFu, which reach the same position by different passes, draw the same token there: with one
+seed they write the same text at any temperature (our choice; method.md section 5).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+_MASK_64 = (1 << 64) - 1
+
+
+def _signed(value: int) -> int:
+    """A 64-bit pattern as the signed number that torch wants."""
+    value &= _MASK_64
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
+    """Logical shift; torch's own keeps the sign."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _mix(x: torch.Tensor) -> torch.Tensor:
+    """The finaliser of SplitMix64: every input bit changes every output bit about half the time."""
+    x = (x ^ _shift_right(x, 30)) * _signed(0xBF58476D1CE4E5B9)
+    x = (x ^ _shift_right(x, 27)) * _signed(0x94D049BB133111EB)
+    return x ^ _shift_right(x, 31)
+
+
+def gumbel_noise(
+    seed: int, position: int, vocab: int, device: torch.device | str = "cpu"
+) -> torch.Tensor:
+    """Gumbel noise (V,), float32, a pure function of (seed, position, token id).
+
+    Integer hashing, so that every device draws the same bits. Computed in double precision, on the
+    CPU where a device has none (MPS).
+    """
+    device = torch.device(device)
+    where = torch.device("cpu") if device.type == "mps" else device
+    golden = 0x9E3779B97F4A7C15
+    key = torch.tensor([_signed(seed * golden + 1), 0], device=where)
+    key = _mix(_mix(key[:1]) + _signed((position + 1) * golden))
+    ids = torch.arange(1, vocab + 1, device=where)
+    bits = _shift_right(_mix(key + ids * _signed(golden)), 11)  # 53 random bits
+    uniform = (bits.double() + 0.5) * 2.0**-53
+    return (-torch.log(-torch.log(uniform))).float().to(device)
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One drawn token. `margin`: lead over the second choice, in logits after temperature and
+    noise; where it is near zero, arithmetic alone may decide."""
+
+    token_id: int
+    margin: float
+
+
+class Sampler:
+    """Draws the token at an absolute position from the target's logits.
+
+    Args:
+        temperature: 0 for arg max. top_p: keep the smallest set of tokens whose probability
+            reaches it (after temperature, as in transformers). seed: any integer.
+    """
+
+    def __init__(self, temperature: float, top_p: float, seed: int) -> None:
+        self.temperature = temperature
+        self.top_p = top_p
+        self.seed = seed
+
+    def draw(self, logits: torch.Tensor, position: int) -> Draw:
+        """Draw from logits (V,), float32. `position`: where the token will stand in the text."""
+        if self.temperature > 0:
+            logits = logits / self.temperature
+            if self.top_p < 1:
+                logits = keep_top_p(logits, self.top_p)
+            logits = logits + gumbel_noise(self.seed, position, len(logits), logits.device)
+        best, ids = logits.topk(2)
+        margin = float(best[0] - best[1])
+        # Under top-p a lone survivor leads by infinity, which plain data cannot hold.
+        return Draw(int(ids[0]), min(margin, 1e6))
+
+
+def keep_top_p(logits: torch.Tensor, top_p: float) -> torch.Tensor:
+    """Set logits (V,) outside the nucleus to -inf; the most likely token always stays."""
+    ordered, index = logits.sort(descending=True, stable=True)
+    before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
+    drop = before >= top_p
+    drop[0] = False
+    return logits.masked_fill(drop.scatter(0, index, drop), float("-inf"))

@@ -91,8 +91,8 @@ def save_checkpoint(
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def load_checkpoint(folder: Path, target: Target) -> Checkpoint:
-    """Load a head for this target, in its precision and on its device.
+def load_checkpoint(folder: Path, target: Target, dtype: torch.dtype | None = None) -> Checkpoint:
+    """Load a head for this target, on its device and in its precision unless `dtype` says other.
 
     Raises:
         CheckpointError: missing, damaged, incomplete, or made for another target; says which.
@@ -110,14 +110,16 @@ def load_checkpoint(folder: Path, target: Target) -> Checkpoint:
         if config["contemplation"] is not None:
             contemplation = Contemplation(ContemplationShape(**config["contemplation"]))
     except (TypeError, KeyError) as error:
-        raise CheckpointError(f"{folder / 'config.json'} has wrong shape fields: {error}.") from error
+        raise CheckpointError(
+            f"{folder / 'config.json'} has wrong shape fields: {error}."
+        ) from error
     modules = parts(head, contemplation)
     expected = modules.state_dict()
     found = _read_tensors(folder, config["files"])
     _compare(folder, expected, found)
     modules.load_state_dict(found)
     _check_map(folder, head)
-    modules.to(target.device, target.dtype)
+    modules.to(target.device, dtype or target.dtype)
     modules.eval().requires_grad_(False)
     digest = hashlib.sha256("".join(config["files"].values()).encode()).hexdigest()
     return Checkpoint(
@@ -138,7 +140,9 @@ def _read_config(folder: Path) -> dict:
         config["target"]["fingerprint"], config["target"]["name"]
         config["draft"], config["contemplation"], config["files"], config["kind"]
     except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} is damaged or not a draft head's config: {error!r}.") from error
+        raise CheckpointError(
+            f"{path} is damaged or not a draft head's config: {error!r}."
+        ) from error
     if known != FORMAT:
         raise CheckpointError(f"{path} has format {known!r}; this program reads {FORMAT!r}.")
     return config

@@ -145,7 +145,9 @@ class Engine:
         )
         yield Started(trace)
         runners = {
-            name: _Runner(self.target, method, prompt_ids, settings, self.bases.get(name), should_stop)
+            name: _Runner(
+                self.target, method, prompt_ids, settings, self.bases.get(name), should_stop
+            )
             for name, method in methods.items()
         }
         try:
@@ -252,6 +254,25 @@ def best_device() -> str:
     return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
+def load_target(
+    source: str | None, device: str, dtype: str, progress: Callable[[str, float], None]
+) -> Target:
+    """Load a target by folder or hub id; None is the default, fetched if it is missing.
+
+    Raises:
+        TargetError: not found, not supported, or a precision that is not offered.
+    """
+    kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    if dtype not in kinds:
+        raise TargetError(f"Precision {dtype!r} is not supported. Choose: {', '.join(kinds)}.")
+    folder = default_target(progress) if source is None else source
+    progress("loading the target", 0.0)
+    target = Target.load(folder, best_device() if device == "auto" else device, kinds[dtype])
+    if source is None:
+        target.name = DEFAULT_TARGET
+    return target
+
+
 def load_engine(
     target: str | None = None,
     device: str = "auto",
@@ -272,14 +293,7 @@ def load_engine(
         TargetError, CheckpointError: with what to do about it.
     """
     report = progress or (lambda message, fraction: None)
-    kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-    if dtype not in kinds:
-        raise TargetError(f"Precision {dtype!r} is not supported. Choose: {', '.join(kinds)}.")
-    folder = default_target(report) if target is None else target
-    report("loading the target", 0.0)
-    loaded = Target.load(folder, best_device() if device == "auto" else device, kinds[dtype])
-    if target is None:
-        loaded.name = DEFAULT_TARGET
+    loaded = load_target(target, device, dtype, report)
     if heads is None:
         shipped = CHECKPOINTS / DEFAULT_TARGET if target is None else None
         heads = {

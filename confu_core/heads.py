@@ -119,7 +119,7 @@ class DraftHead(nn.Module):
         return rotate(self.q_proj(x).view(split).transpose(1, 2), cos, sin)
 
     def finish(self, u: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
-        """Residual state u (B, R, H) and attention result (B, K·G, R, W) -> new state g (B, R, H)."""
+        """Residual u (B, R, H) and attention result (B, K·G, R, W) -> new state g (B, R, H)."""
         batch, rows, _ = u.shape
         a = u + self.o_proj(mixed.transpose(1, 2).reshape(batch, rows, -1))
         x = self.post_attention_layernorm(a)
@@ -202,9 +202,7 @@ class Contemplation(nn.Module):
         self.contemplate = ExpertMixture(
             3 * shape.target_hidden, shape.target_hidden, shape.contemplate_experts, shape.top_k
         )
-        self.future = ExpertMixture(
-            shape.hidden, shape.hidden, shape.future_experts, shape.top_k
-        )
+        self.future = ExpertMixture(shape.hidden, shape.hidden, shape.future_experts, shape.top_k)
         self.entry_bias = nn.Parameter(torch.tensor(3.0))  # on the attention score of f's entry
         self.gate = nn.Parameter(torch.full((shape.hidden,), 0.1))
         self.project_norm = RMSNorm(shape.hidden, eps=shape.rms_eps)

@@ -1,4 +1,4 @@
-"""Text to token ids and back: the chat template, the context limit, streams without broken letters."""
+"""Text to token ids and back: chat template, context limit, streams without broken letters."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ def chat_ids(target: Target, prompt: str | list[dict[str, str]]) -> list[int]:
     tokenizer = target.tokenizer
     if tokenizer.chat_template:
         # return_dict is spelled out: its default changed between versions of transformers
-        ids = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, return_dict=False
-        )
+        ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     else:
         ids = tokenizer.encode(messages[-1]["content"])
     if len(ids) >= target.context:

@@ -102,7 +102,7 @@ class Target:
         except (OSError, ValueError) as error:
             raise TargetError(
                 f"The target {str(source)!r} could not be loaded: {error} "
-                "Give a folder with a Hugging Face model, a hub id, or leave it out for the default."
+                "Give a folder with a Hugging Face model, a hub id, or nothing for the default."
             ) from error
         return cls(model, tokenizer, str(source))
 
@@ -205,7 +205,6 @@ class Target:
         rows = self.run(self.embed(ids), positions, None, cache)
         cache.commit(list(range(len(token_ids))))
         return rows
-
 
     def verify(
         self,

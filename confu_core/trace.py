@@ -287,7 +287,9 @@ class Trace:
         try:
             value = json.loads(text)
         except ValueError as error:
-            raise TraceError(f"This is not a trace file: it is not valid JSON ({error}).") from error
+            raise TraceError(
+                f"This is not a trace file: it is not valid JSON ({error})."
+            ) from error
         except RecursionError as error:
             raise TraceError("This is not a trace file: it is nested too deeply.") from error
         if not isinstance(value, dict) or value.get("schema") != SCHEMA:
@@ -369,7 +371,9 @@ def _read(kind: Any, value: Any, place: str) -> Any:
         _demand(numeric and math.isfinite(value), place, "must be a finite number")
         return float(value)
     if kind is int:
-        _demand(isinstance(value, int) and not isinstance(value, bool), place, "must be a whole number")
+        _demand(
+            isinstance(value, int) and not isinstance(value, bool), place, "must be a whole number"
+        )
         return value
     _demand(isinstance(value, kind), place, f"must be of type {kind.__name__}")
     return value

@@ -1,4 +1,4 @@
-"""Training text: conversations to token ids with an answer mask, split by hash, batched by length."""
+"""Training text: token ids with an answer mask, split by hash, batched by length."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from pathlib import Path
 import torch
 
 from confu_core.errors import DataError
+from confu_core.prompt import chat_ids
 from confu_core.target import Target
-from confu_core.train.synth import chat_ids, key
+from confu_core.train.synth import key
 
 MAX_TOKENS = 512
 
@@ -37,7 +38,9 @@ class Batch:
     numbers: tuple[int, ...]
 
 
-def load_conversations(target: Target, paths: list[Path]) -> tuple[list[Conversation], list[Conversation]]:
+def load_conversations(
+    target: Target, paths: list[Path]
+) -> tuple[list[Conversation], list[Conversation]]:
     """Read JSON-lines files and split them: 1 request in 20 is held out, by its hash.
 
     Returns:
@@ -85,7 +88,9 @@ def _answer_closing(target: Target) -> list[int]:
     return ids[: stops[0] + 1] if stops else []
 
 
-def draft_vocabulary(conversations: list[Conversation], size: int, forced: set[int]) -> torch.Tensor:
+def draft_vocabulary(
+    conversations: list[Conversation], size: int, forced: set[int]
+) -> torch.Tensor:
     """The `size` most frequent answer tokens, `forced` ones included, as ascending ids (D,).
 
     Ties go to the smaller id, so the map is the same on every machine; unseen ids fill the rest.
@@ -109,9 +114,7 @@ def coverage(conversations: list[Conversation], vocabulary: torch.Tensor) -> flo
     return sum(token in known for token in tokens) / max(1, len(tokens))
 
 
-def batches(
-    conversations: list[Conversation], tokens: int, seed: int | None
-) -> Iterator[Batch]:
+def batches(conversations: list[Conversation], tokens: int, seed: int | None) -> Iterator[Batch]:
     """One epoch of batches of about `tokens` padded tokens, similar lengths together.
 
     Args:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from confu_core.checkpoints import parts
@@ -66,9 +67,7 @@ def train(
 
     After the last step `head` and `contemplation` hold the best weights by held-out acceptance.
     """
-    accelerator = Accelerator(
-        cpu=target.device.type == "cpu", mixed_precision=mixed_precision
-    )
+    accelerator = Accelerator(cpu=target.device.type == "cpu", mixed_precision=mixed_precision)
     trainee = DraftTrainee(target, head, contemplation).to(target.device)
     optimiser = torch.optim.AdamW(
         parameter_groups(head, contemplation, settings), betas=(0.9, 0.95), weight_decay=0.0
@@ -141,7 +140,9 @@ def parameter_groups(
     """Matrices of the draft learn at `rate`; what shapes the future token at `contemplate_rate`."""
     groups = [{"params": list(head.parameters()), "lr": settings.rate}]
     if contemplation is not None:
-        slow = set(contemplation.project.parameters()) | set(contemplation.project_norm.parameters())
+        slow = set(contemplation.project.parameters()) | set(
+            contemplation.project_norm.parameters()
+        )
         fast = [p for p in contemplation.parameters() if p not in slow]
         groups += [
             {"params": list(slow), "lr": settings.rate},
@@ -239,7 +240,7 @@ def save_state(
     step: int,
     best: float,
 ) -> None:
-    """Everything needed to go on, replaced in one rename so that a kill leaves the old or the new."""
+    """All that is needed to go on, replaced in one rename: a kill leaves the old or the new."""
     tensors = {f"weights.{name}": tensor for name, tensor in _weights(trainee).items()}
     for number, state in optimiser.state_dict()["state"].items():
         for name, value in state.items():
@@ -260,12 +261,12 @@ def restore(
     path = folder / "state.safetensors"
     if not path.exists():
         return 0, 0.0
-    from safetensors import safe_open
-
     with safe_open(path, framework="pt") as file:
         facts = json.loads(file.metadata()["facts"])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    weights = {n.removeprefix("weights."): t for n, t in tensors.items() if n.startswith("weights.")}
+    weights = {
+        n.removeprefix("weights."): t for n, t in tensors.items() if n.startswith("weights.")
+    }
     try:
         parts(trainee.head, trainee.contemplation).load_state_dict(weights)
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""Train-time test: the draft unrolled over its own states, with ConFu's future token if there is one.
+"""Train-time test: the draft unrolled over its own states, with a future token if there is one.
 
 Pass A runs the frozen target over the text without gradients. Pass B, with gradients, runs only
 the anchors' contemplate tokens against pass A's keys and values. Because no text row ever sees a
@@ -24,7 +24,7 @@ from confu_core.heads import Contemplation, DraftHead
 from confu_core.target import Target
 from confu_core.train.anchors import Anchors, sample_anchors
 from confu_core.train.data import Batch
-from confu_core.train.features import Features, FeatureReader
+from confu_core.train.features import FeatureReader, Features, read_text
 
 
 class AnchorMemory:
@@ -180,6 +180,12 @@ class DraftTrainee(nn.Module):
         weights = future.router_weights if future else None
         return Unrolled(losses, counts, top1, top8, weights)
 
+    def futures_of(self, batch: Batch, anchors: Anchors, starts: torch.Tensor) -> FutureRows:
+        """The future tokens of given anchors, without any draft step."""
+        features = read_text(self.target, batch, remember=True)
+        fused = self.head.fuse(features.taps.to(self.head.fc.weight.dtype))
+        return self._futures(features, fused, anchors, starts)
+
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """The target's own embedding, in the draft's precision."""
         return self.target.embed(ids).to(self.head.fc.weight.dtype)
@@ -226,6 +232,7 @@ class DraftTrainee(nn.Module):
         feature, slot = gather_rows(feature, index), gather_rows(slot, index)  # (B, M, H)
         entry = None
         if part.shape.future_entry:
+            starts = starts.to(target.device)
             # f's entry stands at the position of the chain's first entry, as the root's does.
             entry = head.keys_values(head.attention_input(slot, feature), *head.rotary(starts))
         return FutureRows(feature, entry, present, (contemplate_weights, future_weights))

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 from confu_core.errors import DataError
+from confu_core.prompt import chat_ids
 from confu_core.target import Target
 from confu_core.train.openings import LONG_REQUESTS, OPENINGS
 
@@ -176,13 +177,6 @@ def synthesise(
             "answer_tokens": tokens,
             "tokens_per_second": tokens / (time.perf_counter() - start),
         }
-
-
-def chat_ids(target: Target, user: str) -> list[int]:
-    """The chat template's token ids of one user message, ready for the answer."""
-    return target.tokenizer.apply_chat_template(
-        [{"role": "user", "content": user}], add_generation_prompt=True, return_dict=False
-    )
 
 
 def key(user: str) -> str:

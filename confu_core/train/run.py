@@ -1,0 +1,123 @@
+"""One training run from text files to a checkpoint folder with its model card."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from confu_core.checkpoints import load_checkpoint, save_checkpoint
+from confu_core.errors import DataError, SettingsError
+from confu_core.heads import Contemplation, DraftHead
+from confu_core.target import Target
+from confu_core.train.card import write_card
+from confu_core.train.data import coverage, draft_vocabulary, load_conversations
+from confu_core.train.futures import fit_basis
+from confu_core.train.init import new_contemplation, new_head
+from confu_core.train.loop import TrainSettings, train
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What to train, from what, on what.
+
+    method: "eagle3" or "confu". data: JSON-lines files of conversations. start: a checkpoint to
+    continue from (ConFu always starts from an EAGLE-3 head); None begins a new EAGLE-3 head.
+    run: folder of the run's state and log. save: checkpoint folder to write at the end.
+    switches: fields of `ContemplationShape` for ablations. command: for the model card.
+    """
+
+    method: str
+    data: tuple[Path, ...]
+    settings: TrainSettings
+    run: Path
+    save: Path
+    start: Path | None = None
+    draft_vocab: int = 8192
+    switches: tuple[tuple[str, int | bool], ...] = ()
+    precision: str = "bf16"
+    command: str = ""
+
+
+def run(target: Target, recipe: Recipe, report: Callable[[dict], None]) -> None:
+    """Train, choose the best weights by held-out acceptance, save them with a model card.
+
+    Raises:
+        DataError: too little text. SettingsError: ConFu without a head to start from.
+    """
+    conversations, held_out = load_conversations(target, list(recipe.data))
+    if len(conversations) < 2 or not held_out:
+        raise DataError(
+            f"Only {len(conversations)} conversations to train on and {len(held_out)} held out. "
+            "Write more text with `python -m confu_core synth`."
+        )
+    head, contemplation = _modules(target, recipe, conversations)
+    facts = {
+        "command": recipe.command,
+        "settings": asdict(recipe.settings),
+        "precision": recipe.precision,
+        "start": recipe.start.name if recipe.start else None,
+        "conversations": len(conversations),
+        "answer_tokens": sum(len(c.ids) - c.answer_start for c in conversations),
+        "held_out_conversations": len(held_out),
+        "data_sha256": {
+            path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in recipe.data
+        },
+        "draft_vocabulary_coverage": round(
+            coverage(held_out, head.target_ids(torch.arange(head.shape.draft_vocab))), 4
+        ),
+    }
+    report(facts)
+    began = time.perf_counter()
+    reports = []
+    for row in train(
+        target,
+        head,
+        contemplation,
+        conversations,
+        held_out,
+        recipe.settings,
+        recipe.run,
+        recipe.precision,
+    ):
+        report(row)
+        if "held_out" in row:
+            reports.append(row)
+    best = max(reports, key=lambda row: row["held_out"]["tau_top8"])
+    facts |= {
+        "chosen_step": best["step"],
+        "held_out": best["held_out"],
+        "minutes_of_last_session": round((time.perf_counter() - began) / 60, 1),
+        "machine": f"{platform.machine()}, {torch.get_num_threads()} thread(s), torch "
+        f"{torch.__version__}",
+    }
+    save_checkpoint(recipe.save, head, contemplation, target, facts)
+    if contemplation is not None:
+        fit_basis(target, head, contemplation, held_out).save(recipe.save / "basis.json")
+    write_card(recipe.save)
+
+
+def _modules(
+    target: Target, recipe: Recipe, conversations: list
+) -> tuple[DraftHead, Contemplation | None]:
+    seed = recipe.settings.seed
+    torch.manual_seed(seed)
+    if recipe.start is None:
+        if recipe.method == "confu":
+            raise SettingsError("ConFu starts from an EAGLE-3 head: name one with --start FOLDER.")
+        vocabulary = draft_vocabulary(conversations, recipe.draft_vocab, set(target.stop_ids))
+        return new_head(target, vocabulary), None
+    start = load_checkpoint(recipe.start, target, torch.float32)
+    head, contemplation = start.head.requires_grad_(True), start.contemplation
+    if contemplation is not None:
+        contemplation.requires_grad_(True)
+    elif recipe.method == "confu":
+        contemplation = new_contemplation(
+            target, head, conversations, seed, **dict(recipe.switches)
+        )
+    return head, contemplation

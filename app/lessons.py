@@ -3,6 +3,8 @@
 The words themselves stand in `app/text`; here are their keys, their order and what they point at.
 """
 
+from dataclasses import dataclass
+
 # A card shows `round` (a number, or "best": the round with the longest accepted path) at `phase`
 # (1 draft, 2 check, 3 accept, 4 append) and outlines `target`.
 TOUR = [
@@ -30,3 +32,21 @@ GLOSSARY = [
     "future",
     "expert",
 ]
+
+
+@dataclass(frozen=True)
+class Example:
+    """A prompt of our own with a question to watch it by (`try.<name>` in the string table)."""
+
+    name: str
+    prompt: str
+
+
+EXAMPLES = (
+    Example("sky", "Explain why the sky is blue in three sentences."),
+    Example("code", "Write a Python function that returns the n-th Fibonacci number."),
+    Example("days", "List the seven days of the week, each with one thing to do on it."),
+    Example("rhyme", "Write a rhyme of four lines about a cat that learns to count."),
+    Example("sum", "A train leaves at 9:40 and arrives at 11:05. How long is the journey?"),
+    Example("planets", "Invent five planets and say one strange thing about each of them."),
+)

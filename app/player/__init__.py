@@ -25,7 +25,7 @@ def _read(name: str) -> str:
 
 @cache
 def source() -> str:
-    """One function `bundle` that gives the player's constructor and shares no name with the page."""
+    """One function `bundle`, which gives the player's constructor and leaks no other name."""
     scripts = "\n".join(_read(name) for name in SCRIPTS)
     return f"function bundle() {{\n{scripts}\nreturn confuPlayer;\n}}"
 
@@ -33,12 +33,16 @@ def source() -> str:
 @cache
 def assets() -> str:
     """What the player needs besides its code, as a JavaScript expression."""
-    return json.dumps(
+    return as_script(
         {
             "css": _read("player.css"),
             "strings": {language: table(language) for language in LANGUAGES},
             "tour": lessons.TOUR,
             "glossary": lessons.GLOSSARY,
-        },
-        ensure_ascii=False,
+        }
     )
+
+
+def as_script(value: object) -> str:
+    """JSON that may stand inside a script element."""
+    return json.dumps(value, ensure_ascii=False).replace("<", "\\u003c")

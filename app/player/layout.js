@@ -8,11 +8,10 @@ const confuLayout = (() => {
   const MARKS = { " ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍" };
 
   const CHAR = 7.4; // advance of one 12 px monospace character
-  const ROW = 27;
-  const PILL = 21;
-  const GAP = 34; // between a node and its children
+  const LINE = 15; // height of a line of text in a node
+  const GAP = 26; // between a node and its children
   const INDENT = 20; // one level of the outline
-  const BADGE = 36; // the count of folded nodes beside their ancestor
+  const BADGE = 30; // the count of folded nodes inside their ancestor
 
   function codeName(character) {
     return "U+" + character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0");
@@ -138,7 +137,8 @@ const confuLayout = (() => {
    * Place the nodes of a tree.
    *
    * options: path (accepted nodes), bonus ({text, prob} or null), rows, open (Set of nodes),
-   * keep (Set), outline (one node per row, for narrow pages), label(node) -> string.
+   * keep (Set), outline (one node per row and one line per node, for narrow pages),
+   * lines(node) -> [token, figures] as strings, bonus.lines likewise.
    * Gives boxes {node, kind: "node" | "bonus" | "fold", x, y, width, height, count?}, edges
    * {from, to: box indices}, and the size. The states of the nodes do not enter, so that nothing
    * moves between the phases of a round.
@@ -157,16 +157,22 @@ const confuLayout = (() => {
     const columns = [];
     let row = 0;
 
-    const add = (kind, node, depth, text, parentBox, extra) => {
-      const box = { kind, node, depth, row, width: Math.ceil(textWidth(text)) + 16, height: PILL, ...extra };
-      boxes.push(box);
-      columns[depth] = Math.max(columns[depth] || 0, box.width + (hidden[node] ? BADGE : 0));
+    const measure = ([first, second], badge) => {
+      if (options.outline) return textWidth(`${first} ${second}`) + badge;
+      return Math.max(textWidth(first), textWidth(second) + badge);
+    };
+    const height = options.outline ? LINE + 6 : 2 * LINE + 4;
+
+    const add = (kind, node, depth, lines, parentBox) => {
+      const width = Math.ceil(measure(lines, node >= 0 && hidden[node] ? BADGE : 0)) + 16;
+      boxes.push({ kind, node, depth, row, width, height });
+      columns[depth] = Math.max(columns[depth] || 0, width);
       if (parentBox >= 0) edges.push({ from: parentBox, to: boxes.length - 1 });
       return boxes.length - 1;
     };
 
     const walk = (node, depth, parentBox) => {
-      const index = add("node", node, depth, options.label(node), parentBox);
+      const index = add("node", node, depth, options.lines(node), parentBox);
       if (options.outline) row += 1;
       let used = false;
       const next = (visit) => {
@@ -176,7 +182,7 @@ const confuLayout = (() => {
       };
       if (options.bonus && node === last) {
         next(() => {
-          add("bonus", -1, depth + 1, "◆ " + options.bonus.label, index);
+          add("bonus", -1, depth + 1, options.bonus.lines, index);
           if (options.outline) row += 1;
         });
       }
@@ -192,23 +198,24 @@ const confuLayout = (() => {
       left[depth] = options.outline ? 6 + depth * INDENT : x;
       x += (columns[depth] || 0) + GAP;
     }
+    const pitch = height + (options.outline ? 5 : 6);
     let width = 0;
     for (const box of boxes) {
       box.x = left[box.depth];
-      box.y = 6 + box.row * ROW;
+      box.y = 6 + box.row * pitch;
       width = Math.max(width, box.x + box.width + 8);
     }
-    // What is folded below a node is counted in a badge at its right end.
+    // What is folded below a node is counted in a badge in its lower right corner.
     for (const box of boxes.slice()) {
       if (box.kind !== "node" || !hidden[box.node]) continue;
-      const { node, depth, row: line, y } = box;
-      const x = box.x + box.width + 3;
-      boxes.push({ kind: "fold", node, depth, row: line, x, y, width: BADGE - 3, height: PILL, count: hidden[node] });
-      box.reach = BADGE;
-      width = Math.max(width, x + BADGE + 5);
+      box.folds = true;
+      const { node, depth } = box;
+      const x = box.x + box.width - BADGE + 2;
+      const y = box.y + height - LINE - 3;
+      boxes.push({ kind: "fold", node, depth, row: box.row, x, y, width: BADGE - 6, height: LINE, count: hidden[node] });
     }
     const lastRow = Math.max(...boxes.map((box) => box.row));
-    return { boxes, edges, width, height: 6 + (lastRow + 1) * ROW, outline: Boolean(options.outline) };
+    return { boxes, edges, width, height: 8 + (lastRow + 1) * pitch, outline: Boolean(options.outline) };
   }
 
   function edgePath(from, to, outline) {
@@ -217,7 +224,7 @@ const confuLayout = (() => {
       const x = from.x + 9;
       return `M${x},${from.y + from.height} L${x},${y2} L${to.x},${y2}`;
     }
-    const x1 = from.x + from.width + (from.reach || 0);
+    const x1 = from.x + from.width;
     const y1 = from.y + from.height / 2;
     if (y1 === y2) return `M${x1},${y1} L${to.x},${y2}`;
     const bend = to.x - GAP / 2;

@@ -9,14 +9,16 @@ function confuPlayer(element, assets, host) {
   const layout = confuLayout;
   const PHASES = ["draft", "check", "accept", "append"];
   const PHASE_TIME = [1100, 800, 1000, 700];
-  const ROWS = 15;
+  const ROWS = 11; // of the folded tree; in the outline of narrow pages a row is a single line
+  const OUTLINE_ROWS = 16;
   const NARROW = 800;
 
   let run = null;
   let speech = confuStory.speaker("en", assets.strings.en, assets.strings.en);
   let timer = null;
   let frame = 0;
-  let known = ""; // what the last painting of each part was made from
+  let known = ""; // what the last painting of the race was made from
+  let pending = null; // the round a link asks for, until a run has finished
 
   const view = {
     position: 0,
@@ -158,6 +160,7 @@ function confuPlayer(element, assets, host) {
     if (!message || typeof message !== "object") return;
     if (message.language) setLanguage(message.language);
     if (message.hide) view.hidden = new Set(message.hide);
+    if (message.kind === "language" && message.step !== undefined) pending = message.step;
     if (message.kind === "reset") begin(message);
     else if (message.kind === "step") advance(message);
     else if (message.kind === "full") replace(message);
@@ -207,7 +210,12 @@ function confuPlayer(element, assets, host) {
     if (kept) Object.assign(view, kept);
     else {
       view.follow = false;
-      view.position = Math.min(message.position ?? limit(), limit());
+      view.position = Math.min(message.position ?? bestRound(), limit());
+    }
+    if (pending !== null && view.follow) {
+      view.position = Math.min(pending, limit());
+      view.follow = false;
+      pending = null;
     }
     if (playing) togglePlay();
   }
@@ -234,6 +242,14 @@ function confuPlayer(element, assets, host) {
     if (!run) return 0;
     if (view.align === "text") return Math.max(0, ...run.lanes.map((lane) => layout.tokensOf(lane.rounds).length - 1));
     return Math.max(0, ...panelLanes().map((lane) => lane.rounds.length - 1));
+  }
+
+  /** Where a run that nobody has watched opens: the round in which the lanes gained most. */
+  function bestRound() {
+    const gain = (index) => panelLanes().reduce((sum, lane) => sum + (lane.rounds[index] ? lane.rounds[index].tokens.length : 0), 0);
+    let best = 0;
+    for (let index = 1; index <= limit(); index++) if (gain(index) > gain(best)) best = index;
+    return best;
   }
 
   /** The round of a lane that is on show. In time order, a lane stands where its clock stands. */
@@ -669,16 +685,28 @@ function confuPlayer(element, assets, host) {
     const keep = typeof chosen === "number" ? layout.lineage(record.tree, chosen) : [];
     const guess = view.predict.guess[lane.name];
     if (guess !== undefined) keep.push(...layout.lineage(record.tree, guess));
-    const drawing = confuTree.plan(record, { rows: expanded ? 1000 : ROWS, open, keep, outline: narrow });
+    const drawing = confuTree.plan(record, { rows: expanded ? 1000 : narrow ? OUTLINE_ROWS : ROWS, open, keep, outline: narrow });
     const budget = view.budget[lane.name];
     panel.tree.setAttribute("role", "tree");
+    const place = `${lane.name}/${record.index}`;
+    const moved = panel.tree.dataset.place !== place;
+    panel.tree.dataset.place = place;
     confuTree.paint(panel.tree, {
       record, phase, plan: drawing, say, id: `cfx-${lane.name}`, selected: chosen,
       kept: budget ? layout.withBudget(record.tree, record.path, budget).kept : null,
       guess: guess !== undefined && view.predict.on ? new Set(layout.lineage(record.tree, guess)) : null,
     });
+    if (moved) showEnd(panel.tree, drawing);
     if (chosen !== null) panel.tree.setAttribute("aria-activedescendant", `cfx-${lane.name}-${chosen}`);
     else panel.tree.removeAttribute("aria-activedescendant");
+  }
+
+  /** Scroll a tree that is wider than its panel so that the end of the accepted path is seen. */
+  function showEnd(canvas, drawing) {
+    const end = drawing.boxes.find((box) => box.kind === "bonus");
+    const right = end ? end.x + end.width + 12 : 0;
+    canvas.scrollLeft = Math.max(0, right - canvas.clientWidth);
+    canvas.scrollTop = end ? Math.max(0, end.y + 60 - canvas.clientHeight) : 0;
   }
 
   function drawChips(lane, box, index, phase) {
@@ -1048,26 +1076,41 @@ function confuPlayer(element, assets, host) {
     else host.openFile(await file.text());
   }
 
+  function linkTo(prompt) {
+    const step = view.follow ? limit() : view.position;
+    return host.share({ header: run && run.header, source: run && run.source, step, language: speech.language, prompt });
+  }
+
+  /** Copy a link to this view. A visitor's own prompt goes into it only if they say so. */
   async function copyLink() {
-    const round = view.follow ? limit() : view.position;
-    const link = host.share({ header: run && run.header, source: run && run.source, step: round, language: speech.language });
+    if (run && run.source.kind !== "recorded") openDialog("link");
+    else await copyText(linkTo(false), controls.link, "action.link");
+  }
+
+  async function copyText(text, from, key) {
     try {
-      await navigator.clipboard.writeText(link);
-      controls.link.textContent = say("action.copied");
-      setTimeout(() => { controls.link.textContent = say("action.link"); }, 1600);
+      await navigator.clipboard.writeText(text);
+      from.textContent = say("action.copied");
+      setTimeout(() => { from.textContent = say(key); }, 1600);
     } catch {
-      openDialog("link", link); // the clipboard was refused: show it for copying by hand
+      if (!parts.dialog.open) openDialog("link"); // the clipboard was refused: copy by hand
     }
   }
 
-  function openDialog(kind, value) {
+  function linkBody() {
+    const share = el("input", { type: "checkbox", onchange: () => { field.value = linkTo(share.checked); } });
+    const field = el("input", { class: "cfx-link-field", readonly: true, value: linkTo(false), "aria-label": say("action.link") });
+    const copy = el("button", { type: "button", class: "cfx-button cfx-primary", text: say("action.copy"), onclick: () => { field.select(); copyText(field.value, copy, "action.copy"); } });
+    return el("div", {}, field, el("p", {}, el("label", {}, share, " ", say("link.with_prompt"))), copy);
+  }
+
+  function openDialog(kind) {
     const close = button("close", "action.close", () => parts.dialog.close());
     close.textContent = say("action.close");
-    const body = { help: helpBody, glossary: glossaryBody, link: () => el("input", { class: "cfx-link-field", readonly: true, value, "aria-label": say("action.link") }) }[kind]();
+    const body = { help: helpBody, glossary: glossaryBody, link: linkBody }[kind]();
     parts.dialog.replaceChildren(el("h2", { text: say(`dialog.${kind}`) }), body, close);
     parts.dialog.setAttribute("aria-label", say(`dialog.${kind}`));
     parts.dialog.showModal();
-    if (kind === "link") parts.dialog.querySelector("input").select();
   }
 
   function helpBody() {
@@ -1086,12 +1129,10 @@ function confuPlayer(element, assets, host) {
     return {
       root, say, dialog: parts.dialog, cards: assets.tour,
       show: (round, phase) => {
-        const lane = panelLanes()[panelLanes().length - 1];
-        if (!lane) return;
-        const best = lane.rounds.reduce((found, r) => (r.path.length > found.path.length ? r : found), lane.rounds[0]);
+        if (!run) return;
         view.align = controls.align.value = "round";
         stopPlaying();
-        moveTo(round === "best" ? best.index : Math.min(round, limit()), phase);
+        moveTo(round === "best" ? bestRound() : round, phase);
         draw();
       },
     };

@@ -18,26 +18,18 @@ const confuTree = (({ el, svg, token }, layout, story) => {
     return accepted ? `${draft} → ${layout.percent(record.tree.target_probs[node])}` : draft;
   }
 
-  // Widths are measured with the longest caption a node ever shows, so that phases move nothing.
-  function widest(record) {
-    return (node) => {
-      const name = layout.visible(record.tree.texts[node], CLIP);
-      return node === 0 ? `◆ ${name}` : `✓ ${name} ${caption(record, node, 4)}`;
-    };
-  }
-
+  // Measured with the longest caption that a node ever shows, so that phases move nothing.
   function plan(record, options) {
     const bonus = story.bonusOf(record);
+    const name = (text) => layout.visible(text, CLIP);
     return layout.place(record.tree, {
       path: record.path,
-      bonus: bonus && {
-        label: `${layout.visible(bonus.text, CLIP)} ${bonusShare(record)}`,
-      },
+      bonus: bonus && { lines: [`◆ ${name(bonus.text)}`, bonusShare(record)] },
       rows: options.rows,
       open: options.open,
       keep: options.keep,
       outline: options.outline,
-      label: widest(record),
+      lines: (node) => [`✓ ${name(record.tree.texts[node])}`, caption(record, node, 4)],
     });
   }
 
@@ -46,9 +38,16 @@ const confuTree = (({ el, svg, token }, layout, story) => {
     return record.tree.choice_probs.length ? layout.percent(record.tree.choice_probs[last]) : "";
   }
 
-  function label(box, parts) {
-    const text = svg("text", { x: box.x + (box.kind === "fold" ? 5 : 8), y: box.y + 15, class: "cfx-label" });
-    for (const [kind, piece] of parts) text.append(svg("tspan", { class: `cfx-${kind}`, text: piece }));
+  /** The two lines of a node; in an outline they stand on one line. */
+  function label(box, first, second, outline) {
+    const x = box.x + 8;
+    const centred = !outline && !second && !box.folds;
+    const text = svg("text", { x, y: box.y + (centred ? 21 : 15), class: "cfx-label" });
+    for (const [kind, piece] of first) text.append(svg("tspan", { class: `cfx-${kind}`, text: piece }));
+    if (second) {
+      const place = outline ? { dx: 6 } : { x, dy: 14 };
+      text.append(svg("tspan", { class: "cfx-caption", text: second, ...place }));
+    }
     return text;
   }
 
@@ -63,7 +62,7 @@ const confuTree = (({ el, svg, token }, layout, story) => {
    * "bonus"), kept (Set or null: nodes of a smaller budget), guess (Set of predicted nodes).
    */
   function paint(host, scene) {
-    const { record, phase, plan: drawing, say } = scene;
+    const { record, phase, plan: drawing } = scene;
     const { boxes, edges } = drawing;
     const tree = record.tree;
     const stateOf = (box) =>
@@ -94,13 +93,15 @@ const confuTree = (({ el, svg, token }, layout, story) => {
     canvas.append(lines);
     for (const box of boxes) {
       if (box.kind === "bonus" && phase < 3) continue;
-      canvas.append(paintBox(box, stateOf(box), scene, tree, say));
+      canvas.append(paintBox(box, stateOf(box), scene));
     }
     host.replaceChildren(canvas);
   }
 
-  function paintBox(box, state, scene, tree, say) {
-    const { record, phase } = scene;
+  function paintBox(box, state, scene) {
+    const { record, phase, say } = scene;
+    const { tree } = record;
+    const { outline } = scene.plan;
     const name = box.kind === "node" ? box.node : box.kind;
     const classes = ["cfx-node", `cfx-is-${state.replace(" ", "-")}`];
     if (scene.selected === name) classes.push("cfx-selected");
@@ -117,23 +118,23 @@ const confuTree = (({ el, svg, token }, layout, story) => {
       "aria-label": spoken(box, record, phase, say),
       style: `--depth:${box.depth}`,
     });
-    const frame = { x: box.x, y: box.y, width: box.width, height: box.height, rx: 10 };
+    const frame = { x: box.x, y: box.y, width: box.width, height: box.height, rx: box.kind === "fold" ? 7 : 10 };
     group.append(svg("rect", { ...frame, class: "cfx-frame" }));
     if (state === "target") {
       const inner = { x: box.x + 2.5, y: box.y + 2.5, width: box.width - 5, height: box.height - 5 };
       group.append(svg("rect", { ...inner, rx: 8, class: "cfx-inner" }));
     }
     if (box.kind === "fold") {
-      group.append(label(box, [["caption", `+${box.count}`]]));
+      const text = { x: box.x + box.width / 2, y: box.y + 11.5, "text-anchor": "middle", text: `+${box.count}` };
+      group.append(svg("text", { ...text, class: "cfx-label" }));
       group.append(svg("title", { text: say("tree.unfold", { n: box.count }) }));
     } else if (box.kind === "bonus") {
       const own = story.bonusOf(record);
-      group.append(label(box, [["sign", "◆ "], ...tokenParts(own.text), ["caption", ` ${bonusShare(record)}`]]));
+      group.append(label(box, [["sign", "◆ "], ...tokenParts(own.text)], bonusShare(record), outline));
     } else {
       const sign = box.node === 0 ? "◆" : SIGNS[state];
-      const text = tree.texts[box.node];
-      const figures = caption(record, box.node, phase);
-      group.append(label(box, [["sign", `${sign} `], ...tokenParts(text), ["caption", figures && ` ${figures}`]]));
+      const first = [["sign", `${sign} `], ...tokenParts(tree.texts[box.node])];
+      group.append(label(box, first, caption(record, box.node, phase), outline));
     }
     return group;
   }

@@ -1,0 +1,453 @@
+"""The page: components and their wiring. Computes nothing itself."""
+
+from __future__ import annotations
+
+import html
+import uuid
+from collections.abc import Iterator
+from functools import partial
+from importlib.resources import files
+from typing import Any
+
+import gradio as gr
+
+from app import links, player, recorded
+from app.form import FIELDS, METHODS, MOST_CHARACTERS, settings_of
+from app.lessons import EXAMPLES
+from app.runs import EngineSource, Frame, Runs, engine_line
+from app.text import DEFAULT, LANGUAGES, choose, say
+from app.views import experts, futures, lesson, progress, speed, wire
+from confu_core.errors import ConFuError
+from confu_core.trace import Settings, Trace
+
+MOST_WAITING = 32
+MOST_TRACE_BYTES = 8_000_000
+COMPUTE = "compute"  # one computation at a time, whoever asks
+
+# Hands the player what only the page knows: how to watch, where links point, whom to tell.
+_MOUNT = """
+const host = {
+  source: String(bundle),
+  openFile: (text) => trigger('opened', { text }),
+  share: (state) => shareLink(state),
+};
+function shareLink({ header, source, step, language, prompt }) {
+  const query = new URLSearchParams();
+  const preset = Object.entries(PRESETS).find(([, text]) => header && text === header.prompt);
+  if (preset) query.set('preset', preset[0]);
+  else if (header && prompt) query.set('prompt', header.prompt);
+  if (header) {
+    for (const [field, name] of Object.entries(FIELDS)) {
+      if (field in header.settings) query.set(name, header.settings[field]);
+    }
+    query.set('step', step);
+  }
+  query.set('lang', language);
+  for (const name of ['hide', '__theme']) {
+    const kept = new URLSearchParams(location.search).get(name);
+    if (kept) query.set(name, kept);
+  }
+  return `${location.origin}${location.pathname}?${query}`;
+}
+const mounted = bundle()(element, ASSETS, host);
+watch('value', () => mounted.receive(props.value));
+if (props.value) mounted.receive(props.value);
+"""
+
+from gradio.events import Dependency
+
+class StepPlayer(gr.HTML):
+    """The always-mounted player; its value is the newest message (see `views/wire.py`)."""
+
+    def __init__(self, value: str = "", **options: Any) -> None:
+        presets = {example.name: example.prompt for example in EXAMPLES}
+        fields = {f.name: links.NAMES.get(f.name, f.name) for f in FIELDS}
+        super().__init__(
+            value,
+            html_template="<div></div>",
+            js_on_load="\n".join(
+                [
+                    player.source(),
+                    f"const ASSETS = {player.assets()};",
+                    f"const PRESETS = {player.as_script(presets)};",
+                    f"const FIELDS = {player.as_script(fields)};",
+                    _MOUNT,
+                ]
+            ),
+            apply_default_css=False,
+            **options,
+        )
+
+    def api_info(self) -> dict[str, Any]:
+        return {"type": "string"}
+    from typing import Callable, Literal, Sequence, Any, TYPE_CHECKING
+    from gradio.blocks import Block
+
+    if TYPE_CHECKING:
+        from gradio.components import Timer
+        from gradio.components.base import Component
+
+def launch_options() -> dict[str, Any]:
+    """What `launch` must be told so that the page looks and behaves the same everywhere."""
+    return {
+        "css": files("app").joinpath("page.css").read_text(encoding="utf-8"),
+        "ssr_mode": False,
+        "footer_links": [],
+        "run_history": False,
+        "show_error": True,
+        "max_file_size": MOST_TRACE_BYTES,
+    }
+
+def build_demo(source: EngineSource, load_recorded=recorded.load) -> gr.Blocks:
+    """The whole page. `source` loads an engine when the first visitor comes.
+
+    `demo.runs` gives tests and `app.py` the run desk.
+    """
+    runs = Runs(source)
+    with gr.Blocks(title="ConFu Explorer", analytics_enabled=False, fill_width=True) as demo:
+        page = _Page(runs, load_recorded)
+        page.build()
+        page.wire(demo)
+    demo.queue(max_size=MOST_WAITING)
+    demo.runs = runs
+    return demo
+
+class _Page:
+    """The components by name, and the functions that events call."""
+
+    def __init__(self, runs: Runs, load_recorded) -> None:
+        self.runs = runs
+        self.load_recorded = load_recorded
+        self.texts: list[tuple[Any, dict[str, str]]] = []  # component, {property: string key}
+
+    def words(self, component: Any, **keys: str) -> Any:
+        """Remember which strings a component shows, for a change of language."""
+        self.texts.append((component, keys))
+        return component
+
+    # ---- Components ----------------------------------------------------------------------------
+
+    def build(self) -> None:
+        en = partial(say, DEFAULT)
+        with gr.Row(equal_height=False):
+            self.head = gr.HTML(lesson.head(DEFAULT), scale=5)
+            self.language = gr.Dropdown(
+                [(name, code) for code, name in LANGUAGES.items()],
+                value=DEFAULT,
+                label=en("form.language"),
+                show_label=False,
+                container=False,
+                elem_id="language",
+                scale=1,
+                min_width=120,
+                visible=len(LANGUAGES) > 1,
+            )
+        with gr.Row(equal_height=True):
+            self.prompt = self.words(
+                gr.Textbox(
+                    label=en("form.prompt"),
+                    placeholder=en("form.placeholder"),
+                    lines=2,
+                    max_lines=6,
+                    max_length=MOST_CHARACTERS,
+                    scale=6,
+                    elem_id="prompt",
+                ),
+                label="form.prompt",
+                placeholder="form.placeholder",
+            )
+            with gr.Column(scale=1, min_width=130):
+                self.run = self.words(
+                    gr.Button(en("form.run"), variant="primary", elem_id="run"), value="form.run"
+                )
+                self.stop = self.words(
+                    gr.Button(en("form.stop"), interactive=False, elem_id="stop"), value="form.stop"
+                )
+        with gr.Row(elem_id="examples"):
+            self.examples = [
+                self.words(
+                    gr.Button(en(f"example.{example.name}"), size="sm"),
+                    value=f"example.{example.name}",
+                )
+                for example in EXAMPLES
+            ]
+        with gr.Accordion(en("form.settings"), open=False) as self.accordion:
+            with gr.Row():
+                self.methods = self.words(
+                    gr.CheckboxGroup(
+                        [(en(f"method.{name}"), name) for name in METHODS],
+                        value=list(METHODS),
+                        label=en("form.methods"),
+                        scale=2,
+                    ),
+                    label="form.methods",
+                )
+            with gr.Row():
+                self.numbers = [self._number(field) for field in FIELDS]
+        self.words(self.accordion, label="form.settings")
+        self.progress = gr.HTML(progress.line(""), elem_id="progress")
+        self.player = StepPlayer(elem_id="player")
+        with gr.Tabs():
+            with gr.Tab(en("tab.lesson")) as tab:
+                self.lesson = gr.HTML(lesson.body(DEFAULT))
+            self.words(tab, label="tab.lesson")
+            self.charts = [
+                *self._tab("tab.experts", 2),
+                *self._tab("tab.futures", 1),
+                *self._tab("tab.speed", 2),
+            ]
+        self.timer = gr.Timer(1.0, active=True)
+
+    def _number(self, field) -> Any:
+        options = {"label": say(DEFAULT, f"field.{field.name}"), "min_width": 150}
+        if field.name == "seed":
+            component = gr.Number(
+                field.default, minimum=field.low, maximum=field.high, precision=0, **options
+            )
+        else:
+            component = gr.Slider(field.low, field.high, field.default, step=field.step, **options)
+        return self.words(component, label=f"field.{field.name}")
+
+    def _tab(self, key: str, count: int) -> list[tuple[Any, Any, Any]]:
+        """A tab with `count` charts, each a sentence, a plot and a table."""
+        with gr.Tab(say(DEFAULT, key)) as tab:
+            charts = []
+            for _ in range(count):
+                sentence = gr.HTML(elem_classes="chart-sentence")
+                plot = gr.Plot(show_label=False, container=False, visible=False)
+                charts.append((sentence, plot, gr.HTML()))
+        self.words(tab, label=key)
+        return charts
+
+    # ---- Wiring --------------------------------------------------------------------------------
+
+    def wire(self, demo: gr.Blocks) -> None:
+        quiet = {"show_progress": "hidden", "api_visibility": "private"}
+        frame = [self.player, self.progress, self.run, self.stop]
+        charts = [component for chart in self.charts for component in chart]
+        form = [self.prompt, self.methods, *self.numbers]
+        demo.load(
+            self.on_load,
+            None,
+            [self.player, self.progress, self.language, *form, *self._worded()],
+            **quiet,
+        ).then(self.on_draw, self.language, charts, **quiet)
+        running = gr.on(
+            [self.run.click, self.prompt.submit],
+            self.on_run,
+            [self.language, *form],
+            frame,
+            validator=self.check,
+            concurrency_id=COMPUTE,
+            concurrency_limit=1,
+            **quiet,
+        )
+        running.then(self.on_draw, self.language, charts, **quiet)
+        self.stop.click(
+            self.on_stop, self.language, frame, cancels=[running], queue=False, **quiet
+        ).then(self.on_draw, self.language, charts, **quiet)
+        for button, example in zip(self.examples, EXAMPLES, strict=True):
+            button.click(
+                partial(self.on_example, example),
+                self.language,
+                [self.prompt, *frame],
+                cancels=[running],
+                **quiet,
+            ).then(self.on_draw, self.language, charts, **quiet)
+        self.player.opened(
+            self.on_opened, self.language, [*frame, self.prompt], cancels=[running], **quiet
+        ).then(self.on_draw, self.language, charts, **quiet)
+        self.language.input(
+            self.on_language, self.language, [self.player, self.progress, *self._worded()], **quiet
+        ).then(self.on_draw, self.language, charts, **quiet)
+        self.timer.tick(self.on_tick, self.language, [self.progress, self.timer], **quiet)
+        demo.unload(self.on_unload)
+        gr.api(
+            self.compare,
+            api_name="compare",
+            concurrency_id=COMPUTE,
+            concurrency_limit=1,
+        )
+
+    def _worded(self) -> list[Any]:
+        return [self.head, self.lesson, *(component for component, _ in self.texts)]
+
+    def _spoken(self, language: str) -> list[Any]:
+        updates: list[Any] = [lesson.head(language), lesson.body(language)]
+        for component, keys in self.texts:
+            fresh = {name: say(language, key) for name, key in keys.items()}
+            if component is self.methods:
+                fresh["choices"] = [(say(language, f"method.{name}"), name) for name in METHODS]
+            updates.append(gr.update(**fresh))
+        return updates
+
+    # ---- Events --------------------------------------------------------------------------------
+
+    def on_load(self, request: gr.Request) -> list[Any]:
+        """The first screen: the link's wishes, else the first recorded run."""
+        self.runs.slot.start()
+        presets = tuple(example.name for example in EXAMPLES)
+        link = links.parse(dict(request.query_params), presets)
+        language = choose(link.language, request.headers.get("accept-language", ""))
+        first = link.preset or (None if link.prompt else presets[0])
+        trace = self.load_recorded(first) if first else None
+        prompt = link.prompt or next((e.prompt for e in EXAMPLES if e.name == first), "")
+        session = request.session_hash
+        if trace:
+            message = self.runs.show(session, trace, "recorded", link.step, link.hide)
+        else:
+            message = wire.speak(uuid.uuid4().hex, language, link.step, link.hide)
+        numbers = [gr.update(value=link.numbers.get(f.name, f.default)) for f in FIELDS]
+        line = engine_line(self.runs.slot.state, language)
+        if link.ignored:
+            names = ", ".join(link.ignored)
+            line = progress.line(say(language, "link.ignored", names=names), "quiet")
+        return [
+            wire.with_language(message, language),
+            line,
+            language,
+            prompt,
+            gr.skip(),
+            *numbers,
+            *(self._spoken(language) if language != DEFAULT else self._untouched()),
+        ]
+
+    def _untouched(self) -> list[Any]:
+        return [gr.skip() for _ in self._worded()]
+
+    def on_tick(self, language: str) -> tuple[Any, Any]:
+        """Loading progress, until there is nothing more to tell."""
+        state = self.runs.slot.state
+        busy = state.phase in ("idle", "loading")
+        return engine_line(state, language), gr.update(active=busy)
+
+    def check(self, language: str, prompt: str, *_: Any) -> list[Any]:
+        good = bool(prompt and prompt.strip())
+        fine = gr.validate(True, "")
+        words = gr.validate(good, say(language, "error.empty_prompt"))
+        return [fine, words, *(fine for _ in range(1 + len(FIELDS)))]
+
+    def on_run(
+        self,
+        language: str,
+        prompt: str,
+        methods: list[str],
+        *numbers: float,
+        request: gr.Request,
+    ) -> Iterator[tuple[Any, ...]]:
+        session = request.session_hash
+        try:
+            settings = settings_of(numbers)
+        except (TypeError, ValueError):
+            line = progress.line(say(language, "error.numbers"), "error")
+            yield self._outputs(Frame(line, running=False))
+            return
+        frames = self.runs.stream(session, language, prompt, methods, settings)
+        try:
+            for count, frame in enumerate(frames):
+                yield self._outputs(frame, buttons=count == 0 or not frame.running)
+        finally:
+            frames.close()
+
+    def _outputs(self, frame: Frame, buttons: bool = True) -> tuple[Any, ...]:
+        return (
+            gr.skip() if frame.player is None else frame.player,
+            frame.progress,
+            gr.update(interactive=not frame.running) if buttons else gr.skip(),
+            gr.update(interactive=frame.running) if buttons else gr.skip(),
+        )
+
+    def on_stop(self, language: str, request: gr.Request) -> tuple[Any, ...]:
+        return self._outputs(self.runs.stop(request.session_hash, language))
+
+    def on_example(self, example, language: str, request: gr.Request) -> tuple[Any, ...]:
+        """An example fills the prompt; its recorded run, if there is one, opens at once."""
+        trace = self.load_recorded(example.name)
+        if trace is None:
+            self.runs.store.drop(request.session_hash)
+            line = progress.line(say(language, "example.not_recorded"))
+            return (example.prompt, *self._outputs(Frame(line, running=False)))
+        message = self.runs.show(request.session_hash, trace, "recorded")
+        line = progress.line(say(language, "example.recorded"))
+        return (example.prompt, *self._outputs(Frame(line, message, running=False)))
+
+    def on_opened(self, language: str, event: gr.EventData, request: gr.Request) -> tuple[Any, ...]:
+        """A trace file from the visitor: untrusted, so checked field by field."""
+        text = event._data.get("text") if isinstance(event._data, dict) else None
+        try:
+            if not isinstance(text, str) or len(text) > MOST_TRACE_BYTES:
+                raise ConFuError(say(language, "export.too_big"))
+            trace = Trace.from_json(text)
+        except ConFuError as error:
+            line = progress.line(str(error), "error")
+            message = wire.error(uuid.uuid4().hex, 0, str(error))
+            return (*self._outputs(Frame(line, message, running=False)), gr.skip())
+        message = self.runs.show(request.session_hash, trace, "file")
+        line = progress.line(say(language, "example.file"))
+        return (*self._outputs(Frame(line, message, running=False)), trace.prompt)
+
+    def on_language(self, language: str) -> list[Any]:
+        message = wire.speak(uuid.uuid4().hex, language)
+        return [message, engine_line(self.runs.slot.state, language), *self._spoken(language)]
+
+    def on_draw(self, language: str, request: gr.Request) -> list[Any]:
+        """The charts of the session's run, each as sentence, picture and table."""
+        trace = self.runs.trace(request.session_hash)
+        if trace is None:
+            nothing = html.escape(say(language, "chart.none"))
+            return [value for _ in self.charts for value in (nothing, gr.update(visible=False), "")]
+        drawn = [
+            experts.chart(trace, "contemplate", language),
+            experts.chart(trace, "future", language),
+            futures.chart(trace, language),
+            speed.race(trace, language),
+            speed.phases(trace, language),
+        ]
+        values: list[Any] = []
+        for chart in drawn:
+            shown = chart.figure is not None
+            plot = gr.update(value=chart.figure, visible=shown)
+            values += [html.escape(chart.sentence), plot, chart.table]
+        return values
+
+    def on_unload(self, request: gr.Request) -> None:
+        self.runs.store.drop(request.session_hash)
+
+    def compare(
+        self,
+        prompt: str,
+        max_new_tokens: int = 64,
+        temperature: float = 0.0,
+        seed: int = 0,
+        nodes: int = 30,
+        depth: int = 5,
+        top_k: int = 8,
+    ) -> dict:
+        """Decode one prompt by every available method and compare what they wrote and what it cost.
+
+        Args:
+            prompt: What to answer, as a user would type it.
+            max_new_tokens: The most tokens to write.
+            temperature: 0 is greedy; above, draws depend only on seed, position and token.
+            seed: Seed of the draws.
+            nodes: Size of the draft tree, the root included.
+            depth: Drafting steps per round.
+            top_k: Branches kept per drafting step.
+
+        Returns:
+            prompt, settings, target, identical (all methods wrote the same tokens), and methods:
+            per method text, tokens (how many), rounds (verification passes of the target), tau
+            (tokens gained per such pass, bonus token included) and seconds (its own compute time).
+        """
+        settings = Settings(
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            seed=seed,
+            nodes=nodes,
+            depth=depth,
+            top_k=top_k,
+        )
+        try:
+            return self.runs.compare(prompt, settings)
+        except ConFuError as error:
+            raise gr.Error(html.escape(str(error)), print_exception=False) from error

@@ -1,0 +1,36 @@
+"""What the charts share: a figure with its sentence and table, one look for light and dark."""
+
+from dataclasses import dataclass
+
+import plotly.graph_objects as go
+
+COLOURS = {"plain": "#6B7280", "eagle3": "#CC79A7", "confu": "#009E73"}
+SYMBOLS = {"plain": "triangle-up", "eagle3": "circle", "confu": "square"}
+DASHES = {"plain": "dot", "eagle3": "dash", "confu": "solid"}
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A picture for the eye, one sentence that says what it shows, and a table of its numbers."""
+
+    figure: go.Figure | None
+    sentence: str
+    table: str = ""
+
+
+def figure(height: int, **layout: object) -> go.Figure:
+    """An empty figure. Backgrounds are transparent and greys are middling, since the server
+    cannot know whether the page is light or dark; the page's CSS sets the text colour."""
+    drawing = go.Figure()
+    drawing.update_layout(
+        template="none",
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        height=height,
+        margin={"l": 64, "r": 20, "t": 40, "b": 56},
+        font={"size": 13},
+        **layout,
+    )
+    drawing.update_xaxes(gridcolor="rgba(128,128,128,.25)", zeroline=False)
+    drawing.update_yaxes(gridcolor="rgba(128,128,128,.25)", zeroline=False)
+    return drawing

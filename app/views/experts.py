@@ -1,0 +1,117 @@
+"""Expert weights of both routers over the rounds."""
+
+from collections import Counter
+
+from app.text import say
+from app.views.chart import Chart, figure
+from app.views.marks import safe, table, visible
+from confu_core.trace import Lane, RoundRecord, Trace
+
+ROUTERS = ("contemplate", "future")
+LONG = 2  # accepted tokens that make an acceptance "long" in the sentence
+
+# White to the palette's blue, so that the number in the cell stays readable.
+_BLUES = [[0.0, "#F4F8FB"], [0.5, "#8CC3E6"], [1.0, "#0072B2"]]
+
+
+def chart(trace: Trace, router: str, language: str) -> Chart:
+    """One router's heatmap: experts by rounds, the gained text beneath."""
+    lane = next((lane for lane in trace.lanes.values() if _rounds(lane, router)), None)
+    if lane is None:
+        return Chart(None, say(language, f"experts.none_{router}"))
+    rounds = _rounds(lane, router)
+    count = len(_weights(rounds[0], router))
+    columns = [_weights(record, router) for record in rounds]
+    drawing = figure(
+        120 + 26 * count,
+        title={"text": say(language, f"router.{router}"), "font": {"size": 14}},
+        xaxis={
+            "tickmode": "array",
+            "tickvals": list(range(len(rounds))),
+            "ticktext": [f"{r.index}  {safe(_gained(r), 16)}" for r in rounds],
+            "tickangle": -90,
+            "tickfont": {"size": 11},
+            "showgrid": False,
+        },
+        yaxis={"showgrid": False},
+    )
+    drawing.update_layout(margin={"b": 150})
+    drawing.update_layout(height=240 + 22 * count)
+    drawing.add_heatmap(
+        z=[[column[expert] for column in columns] for expert in range(count)],
+        x=list(range(len(rounds))),
+        y=[f"E{expert + 1}" for expert in range(count)],
+        text=[[_cell(column[expert]) for column in columns] for expert in range(count)],
+        texttemplate="%{text}" if len(rounds) <= 32 else None,
+        textfont={"size": 10},
+        zmin=0,
+        zmax=1,
+        colorscale=_BLUES,
+        xgap=1,
+        ygap=1,
+        showscale=len(rounds) > 32,
+        hovertemplate="%{y}, %{x}: %{z:.2f}<extra></extra>",
+    )
+    return Chart(
+        drawing, _sentence(rounds, router, count, language), _table(rounds, router, language)
+    )
+
+
+def _rounds(lane: Lane, router: str) -> list[RoundRecord]:
+    return [record for record in lane.rounds if _weights(record, router)]
+
+
+def _weights(record: RoundRecord, router: str) -> tuple[float, ...]:
+    return record.contemplate_router if router == "contemplate" else record.future_router
+
+
+def _gained(record: RoundRecord) -> str:
+    return "".join(token.text for token in record.tokens)
+
+
+def _cell(weight: float) -> str:
+    return f"{weight:.2f}".lstrip("0") if weight > 0 else ""
+
+
+def _top(weights: tuple[float, ...]) -> int:
+    return max(range(len(weights)), key=weights.__getitem__)
+
+
+def _sentence(rounds: list[RoundRecord], router: str, count: int, language: str) -> str:
+    tops = Counter(_top(_weights(record, router)) for record in rounds)
+    expert, times = tops.most_common(1)[0]
+    used = sum(any(_weights(record, router)[e] > 0 for record in rounds) for e in range(count))
+    long = Counter(_top(_weights(record, router)) for record in rounds if len(record.path) >= LONG)
+    text = say(
+        language,
+        "experts.sentence",
+        expert=f"E{expert + 1}",
+        times=times,
+        rounds=len(rounds),
+        used=used,
+        count=count,
+    )
+    if not long:
+        return text
+    expert, times = long.most_common(1)[0]
+    return f"{text} " + say(
+        language,
+        "experts.long",
+        expert=f"E{expert + 1}",
+        times=times,
+        long=sum(long.values()),
+        least=LONG,
+    )
+
+
+def _table(rounds: list[RoundRecord], router: str, language: str) -> str:
+    count = len(_weights(rounds[0], router))
+    heads = [say(language, "chart.round"), say(language, "chart.gained")]
+    return table(
+        language,
+        heads + [f"E{expert + 1}" for expert in range(count)],
+        [
+            [str(r.index), visible(_gained(r), 60), *(f"{w:.2f}" for w in _weights(r, router))]
+            for r in rounds
+        ],
+    )

@@ -1,0 +1,34 @@
+"""The page's own words: the head line, and "how it works" with what to try."""
+
+import html
+
+from app.lessons import EXAMPLES, GLOSSARY
+from app.text import say
+
+
+def head(language: str) -> str:
+    title = html.escape(say(language, "page.title"))
+    lead = html.escape(say(language, "page.lead"))
+    return f"<div class='page-head'><h1>{title}</h1><p>{lead}</p></div>"
+
+
+def body(language: str) -> str:
+    """Five steps of the method, what to try with each example, and the words."""
+
+    def words(key: str) -> str:
+        return html.escape(say(language, key))
+
+    steps = "".join(f"<li>{words(f'lesson.step_{n}')}</li>" for n in range(1, 6))
+    tries = "".join(
+        f"<li><b>{words(f'example.{e.name}')}</b>: {words(f'try.{e.name}')}</li>" for e in EXAMPLES
+    )
+    glossary = "".join(
+        f"<dt><b>{words(f'glossary.{word}')}</b></dt><dd>{words(f'glossary.{word}_means')}</dd>"
+        for word in GLOSSARY
+    )
+    return (
+        f"<div class='lesson'><h3>{words('lesson.title')}</h3><ol>{steps}</ol>"
+        f"<h3>{words('lesson.ours')}</h3><p>{words('lesson.ours_text')}</p>"
+        f"<h3>{words('lesson.try')}</h3><ul>{tries}</ul>"
+        f"<h3>{words('dialog.glossary')}</h3><dl>{glossary}</dl></div>"
+    )

@@ -52,6 +52,7 @@ class NoContemplator:
     """For methods without contemplation: no extra rows, no future token."""
 
     soft_prompts = 0
+    rows_per_node = 1
 
     def begin(self, target: Target, cache: KVCache, prefix: Rows) -> None:
         return None
@@ -71,6 +72,8 @@ class Contemplator:
     All contemplate tokens of a pass share one embedding: when the pass starts, the newest known
     target state is the one of the token that the *previous* pass accepted last.
     """
+
+    rows_per_node = 2  # at most: the node and its contemplate token
 
     def __init__(self, part: Contemplation, head: DraftHead) -> None:
         self._part = part

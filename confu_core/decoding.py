@@ -78,7 +78,7 @@ def decode(
     full: Stop = "length" if room == settings.max_new_tokens else "context"
     sampler = Sampler(settings.temperature, settings.top_p, settings.seed)
     contemplator = method.contemplator()
-    most_rows = settings.nodes * (2 if contemplator.soft_prompts else 1)
+    most_rows = settings.nodes * contemplator.rows_per_node
     cache = target.new_cache(len(prompt_ids) + room + most_rows, fixed=contemplator.soft_prompts)
     drafter = method.drafter(
         target,

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 _MASK_64 = (1 << 64) - 1
+_HEAD = 1024  # tokens ranked before the whole vocabulary is
 
 
 def _signed(value: int) -> int:
@@ -88,9 +89,18 @@ class Sampler:
 
 
 def keep_top_p(logits: torch.Tensor, top_p: float) -> torch.Tensor:
-    """Set logits (V,) outside the nucleus to -inf; the most likely token always stays."""
-    ordered, index = logits.sort(descending=True, stable=True)
-    before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
-    drop = before >= top_p
-    drop[0] = False
-    return logits.masked_fill(drop.scatter(0, index, drop), float("-inf"))
+    """Set logits (V,) outside the nucleus to -inf; the most likely token always stays.
+
+    The nucleus is nearly always small, so the head of the distribution is ranked first and the
+    whole vocabulary only if that was not enough (a full sort takes longer than a draft step).
+    """
+    probs = logits.softmax(-1)
+    for count in (min(_HEAD, len(probs)), len(probs)):
+        best, index = probs.topk(count)
+        before = best.cumsum(-1) - best  # mass of all likelier tokens
+        if float(before[-1] + best[-1]) >= top_p:
+            break
+    keep = before < top_p
+    keep[0] = True
+    kept = index[keep]
+    return torch.full_like(logits, float("-inf")).scatter(0, kept, logits[kept])

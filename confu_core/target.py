@@ -21,6 +21,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
 
 from confu_core import masks
 from confu_core.cache import KVCache
@@ -95,6 +96,7 @@ class Target:
         Raises:
             TargetError: not found, not readable, or of a kind that is not supported.
         """
+        transformers_logging.disable_progress_bar()  # callers report progress in their own way
         try:
             _check_supported(AutoConfig.from_pretrained(source), str(source))
             model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype).to(device)

@@ -48,7 +48,8 @@ class Tree:
     draft_probs: the draft's probability of the node after its parent, within the draft vocabulary
         (1.0 for the root, which the target itself wrote).
     scores: cumulative natural log-probability along the path from the root.
-    target_probs: the target's probability of the node after its parent, at the run's temperature.
+    target_probs: the target's probability of the node after its parent, at the run's temperature
+        (at 1 if that is 0, where one certain token would explain nothing).
     states: the root counts as accepted.
     choice_*: what the target wants after this node: the token drawn where the walk came by,
         elsewhere its most likely token.

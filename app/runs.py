@@ -172,8 +172,9 @@ class Runs:
             text = say(language, key, reasons=" ".join(missing))
             yield Frame(progress.line(text, "error"), running=False)
             return
-        events = self.slot.engine.compare(prompt, settings, usable, run.stop.is_set)
+        events: Iterator[Any] | None = None
         try:
+            events = self.slot.engine.compare(prompt, settings, usable, run.stop.is_set)
             yield from self._frames(run, events, language)
         except ConFuError as error:
             yield Frame(progress.line(str(error), "error"), running=False)
@@ -182,7 +183,8 @@ class Runs:
             text = say(language, "error.unexpected")
             yield Frame(progress.line(text, "error"), running=False)
         finally:
-            events.close()
+            if events is not None:
+                events.close()
 
     def _wait(self, language: str, run: Run) -> Iterator[Frame]:
         self.slot.start()

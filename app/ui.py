@@ -55,30 +55,26 @@ if (props.value) mounted.receive(props.value);
 """
 
 
-class StepPlayer(gr.HTML):
-    """The always-mounted player; its value is the newest message (see `views/wire.py`)."""
+def step_player() -> gr.HTML:
+    """The always-mounted player; its value is the newest message (see `views/wire.py`).
 
-    def __init__(self, value: str = "", **options: Any) -> None:
-        presets = {example.name: example.prompt for example in EXAMPLES}
-        fields = {f.name: links.NAMES.get(f.name, f.name) for f in FIELDS}
-        super().__init__(
-            value,
-            html_template="<div></div>",
-            js_on_load="\n".join(
-                [
-                    player.source(),
-                    f"const ASSETS = {player.assets()};",
-                    f"const PRESETS = {player.as_script(presets)};",
-                    f"const FIELDS = {player.as_script(fields)};",
-                    _MOUNT,
-                ]
-            ),
-            apply_default_css=False,
-            **options,
-        )
-
-    def api_info(self) -> dict[str, Any]:
-        return {"type": "string"}
+    Not a subclass of `gr.HTML`: Gradio would write a stub file beside this module for it.
+    """
+    presets = {example.name: example.prompt for example in EXAMPLES}
+    fields = {f.name: links.NAMES.get(f.name, f.name) for f in FIELDS}
+    script = [
+        player.source(),
+        f"const ASSETS = {player.assets()};",
+        f"const PRESETS = {player.as_script(presets)};",
+        f"const FIELDS = {player.as_script(fields)};",
+        _MOUNT,
+    ]
+    return gr.HTML(
+        html_template="<div></div>",
+        js_on_load="\n".join(script),
+        apply_default_css=False,
+        elem_id="player",
+    )
 
 
 def launch_options() -> dict[str, Any]:
@@ -182,7 +178,7 @@ class _Page:
                 self.numbers = [self._number(field) for field in FIELDS]
         self.words(self.accordion, label="form.settings")
         self.progress = gr.HTML(progress.line(""), elem_id="progress")
-        self.player = StepPlayer(elem_id="player")
+        self.player = step_player()
         with gr.Tabs():
             with gr.Tab(en("tab.lesson")) as tab:
                 self.lesson = gr.HTML(lesson.body(DEFAULT))
@@ -325,11 +321,11 @@ class _Page:
 
     def on_run(
         self,
+        request: gr.Request,
         language: str,
         prompt: str,
         methods: list[str],
         *numbers: float,
-        request: gr.Request,
     ) -> Iterator[tuple[Any, ...]]:
         session = request.session_hash
         try:

@@ -33,12 +33,13 @@ def chart(trace: Trace, router: str, language: str) -> Chart:
             "tickfont": {"size": 11},
             "showgrid": False,
         },
-        yaxis={"showgrid": False},
+        yaxis={"showgrid": False, "autorange": "reversed"},
     )
     drawing.update_layout(margin={"b": 150})
     drawing.update_layout(height=240 + 22 * count)
     drawing.add_heatmap(
-        z=[[column[expert] for column in columns] for expert in range(count)],
+        # Not selected: no colour at all, on a light page as on a dark one.
+        z=[[column[expert] or None for column in columns] for expert in range(count)],
         x=list(range(len(rounds))),
         y=[f"E{expert + 1}" for expert in range(count)],
         text=[[_cell(column[expert]) for column in columns] for expert in range(count)],

@@ -14,6 +14,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from confu_core.errors import PromptError, SettingsError
 from confu_core.trace import (
@@ -117,11 +118,16 @@ class FakeEngine:
             raise PromptError("The prompt is empty. Type a question or choose an example.")
         if self.count_tokens(prompt) > self.context:
             raise PromptError(f"The prompt is longer than the target's {self.context} tokens.")
-        if settings.nodes < 1:
-            raise SettingsError("nodes must lie between 1 and 200.")
+        if not 1 <= settings.nodes <= 256:
+            raise SettingsError(
+                f"Tree size is {settings.nodes}, but must be between 1 (root only) and 256."
+            )
+        return self._counted(prompt, settings, methods, should_stop)
+
+    def _counted(self, *arguments: Any) -> Iterator[Started | Advanced | Finished]:
         self.open_runs += 1
         try:
-            yield from self._events(prompt, settings, methods, should_stop)
+            yield from self._events(*arguments)
         finally:
             self.open_runs -= 1
 

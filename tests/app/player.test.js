@@ -1,0 +1,207 @@
+// The player's arithmetic and sentences, without a page. Run by tests/app/test_player.py.
+
+const test = require("node:test");
+const assert = require("node:assert");
+const fs = require("node:fs");
+const path = require("node:path");
+
+const PLAYER = path.join(__dirname, "..", "..", "app", "player");
+const layout = require(path.join(PLAYER, "layout.js"));
+const story = require(path.join(PLAYER, "story.js"));
+const strings = JSON.parse(fs.readFileSync(path.join(PLAYER, "..", "text", "en.json"), "utf8"));
+const speech = story.speaker("en", strings, strings);
+
+/** A seeded random tree of `count` nodes. */
+function randomTree(count, seed) {
+  let state = seed + 1;
+  const random = () => (state = (state * 16807) % 2147483647) / 2147483647;
+  const tree = { token_ids: [], texts: [], parents: [], depths: [], draft_probs: [], scores: [], target_probs: [], states: [], choice_ids: [], choice_texts: [], choice_probs: [] };
+  for (let node = 0; node < count; node++) {
+    const parent = node === 0 ? -1 : Math.floor(random() * node);
+    const prob = node === 0 ? 1 : 0.05 + 0.9 * random();
+    tree.token_ids.push(node);
+    tree.texts.push(` w${node}`);
+    tree.parents.push(parent);
+    tree.depths.push(node === 0 ? 0 : tree.depths[parent] + 1);
+    tree.draft_probs.push(prob);
+    tree.scores.push(node === 0 ? 0 : tree.scores[parent] + Math.log(prob));
+    tree.target_probs.push(random());
+    tree.states.push(node === 0 ? "accepted" : "not reached");
+    tree.choice_ids.push(0);
+    tree.choice_texts.push(" x");
+    tree.choice_probs.push(0.5);
+  }
+  return tree;
+}
+
+function deepest(tree) {
+  const last = tree.scores.indexOf(Math.min(...tree.scores));
+  return layout.lineage(tree, last).slice(1);
+}
+
+function options(tree, more) {
+  return {
+    path: [], bonus: { lines: ["◆ on", "50%"] }, rows: 11,
+    lines: (node) => [`✓ ${layout.visible(tree.texts[node], 14)}`, "50% → 50%"], ...more,
+  };
+}
+
+const overlap = (a, b) =>
+  a.x < b.x + b.width && b.x < a.x + a.width && a.y < b.y + b.height && b.y < a.y + a.height;
+
+for (const outline of [false, true]) {
+  for (const count of [1, 2, 30, 60, 200]) {
+    test(`place: ${count} nodes, ${outline ? "outline" : "tree"}`, () => {
+      for (let seed = 0; seed < 8; seed++) {
+        const tree = randomTree(count, seed);
+        const path = deepest(tree);
+        const drawing = layout.place(tree, options(tree, { path, outline, rows: 14 }));
+        const nodes = drawing.boxes.filter((box) => box.kind === "node");
+        const folded = drawing.boxes.filter((box) => box.kind === "fold");
+        const hidden = folded.reduce((sum, box) => sum + box.count, 0);
+        assert.strictEqual(nodes.length + hidden, count, "every node is drawn or counted");
+        for (const node of [0, ...path]) assert.ok(nodes.some((box) => box.node === node));
+        const solid = drawing.boxes.filter((box) => box.kind !== "fold");
+        for (let i = 0; i < solid.length; i++) {
+          assert.ok(solid[i].x + solid[i].width <= drawing.width);
+          assert.ok(solid[i].y + solid[i].height <= drawing.height);
+          for (let j = i + 1; j < solid.length; j++) assert.ok(!overlap(solid[i], solid[j]));
+        }
+        const whole = layout.place(tree, options(tree, { path, outline, rows: 10000 }));
+        assert.strictEqual(whole.boxes.filter((box) => box.kind === "node").length, count);
+      }
+    });
+  }
+}
+
+test("place: folding goes down to the asked rows unless the path needs more", () => {
+  const tree = randomTree(60, 3);
+  const drawing = layout.place(tree, options(tree, { path: deepest(tree) }));
+  const rows = new Set(drawing.boxes.map((box) => box.row)).size;
+  assert.ok(rows <= 13, `${rows} rows`);
+});
+
+test("place: an opened node shows its children", () => {
+  const tree = randomTree(60, 5);
+  const closed = layout.place(tree, options(tree));
+  const fold = closed.boxes.find((box) => box.kind === "fold");
+  const opened = layout.place(tree, options(tree, { open: new Set([fold.node]) }));
+  const children = layout.childrenOf(tree)[fold.node];
+  for (const child of children) assert.ok(opened.boxes.some((box) => box.kind === "node" && box.node === child));
+});
+
+test("place is quick enough for a stream", () => {
+  const tree = randomTree(200, 1);
+  const begin = performance.now();
+  for (let i = 0; i < 10; i++) layout.place(tree, options(tree));
+  assert.ok((performance.now() - begin) / 10 < 30);
+});
+
+test("visible: nothing hides and nothing is markup-dependent", () => {
+  assert.strictEqual(layout.visible(" a\n\t\r"), "␣a↵⇥␍");
+  assert.strictEqual(layout.visible("\u202eevil"), "U+202Eevil");
+  assert.strictEqual(layout.visible("\x00\x1b\x7f"), "␀␛U+007F");
+  assert.strictEqual(layout.visible("\ud83d"), "U+D83D");
+  assert.strictEqual(layout.visible("👩\u200d🔬"), "👩U+200D🔬");
+  assert.strictEqual(layout.visible("<img onerror=1>"), "<img␣onerror=1>");
+  assert.strictEqual(layout.visible("x".repeat(200), 14).length, 14);
+  assert.strictEqual(layout.clippedParts("x".repeat(200), 14).map((p) => p.text).join("").length, 14);
+});
+
+test("percent never says 0 or 100 for what is neither", () => {
+  assert.deepStrictEqual([0, 0.001, 0.5, 0.997, 1].map(layout.percent), ["0%", "<1%", "50%", ">99%", "100%"]);
+});
+
+const tokens = (...ids) => ids.map((id) => ({ id, text: ` t${id}`, origin: "bonus", margin: 1 + id / 10 }));
+const rounds = (...groups) =>
+  groups.map((group, index) => ({ index, tokens: tokens(...group), seconds: { draft: 0.1, verify: 0.2, rest: 0 }, stop: null }));
+
+test("roundAt finds the round of a text position", () => {
+  const list = rounds([1], [2, 3, 4], [5]);
+  assert.deepStrictEqual([0, 1, 2, 3, 4, 9].map((p) => layout.roundAt(list, p, "text")), [0, 1, 1, 1, 2, 2]);
+  assert.deepStrictEqual([0, 1, 9].map((p) => layout.roundAt(list, p, "round")), [0, 1, 2]);
+  assert.strictEqual(layout.roundAt([], 3, "round"), -1);
+});
+
+test("bars fill exactly their share", () => {
+  const lanes = [{ rounds: rounds([1], [2], [3], [4]) }, { rounds: rounds([1], [2, 3, 4]) }];
+  const scale = layout.timelineScale(lanes);
+  for (const align of ["round", "text", "time"]) {
+    const bars = layout.bars(lanes[0].rounds, align, scale);
+    const last = bars[bars.length - 1];
+    assert.ok(Math.abs(last.x + last.width - 1) < 1e-9, align);
+  }
+  const text = layout.bars(lanes[1].rounds, "text", scale);
+  assert.strictEqual(text[1].width, 0.75);
+});
+
+test("speed counts the bonus token and leaves the prefill out", () => {
+  const figures = layout.speedOf(rounds([1], [2, 3, 4], [5]));
+  assert.deepStrictEqual([figures.passes, figures.tokens, figures.tau], [2, 5, 2]);
+  assert.strictEqual(layout.speedOf(rounds([1])).tau, 0);
+});
+
+test("firstDifference: the same, another token, a lane that ended early", () => {
+  const lane = (list, stop) => {
+    if (stop) list[list.length - 1].stop = stop;
+    return { rounds: list, error: null };
+  };
+  assert.strictEqual(layout.firstDifference(lane(rounds([1], [2])), lane(rounds([1, 2]))), null);
+  assert.strictEqual(layout.firstDifference(lane(rounds([1], [2])), lane(rounds([1, 3]))).index, 1);
+  assert.strictEqual(layout.firstDifference(lane(rounds([1], [2, 3])), lane(rounds([1]))), null);
+  const ended = layout.firstDifference(lane(rounds([1], [2, 3]), "length"), lane(rounds([1]), "eos"));
+  assert.strictEqual(ended.index, 1);
+  const stopped = layout.firstDifference(lane(rounds([1], [2, 3]), "length"), lane(rounds([1]), "cancelled"));
+  assert.strictEqual(stopped, null);
+});
+
+test("withBudget keeps a tree and never accepts more than the whole", () => {
+  for (let seed = 0; seed < 10; seed++) {
+    const tree = randomTree(40, seed);
+    const path = deepest(tree);
+    let before = 0;
+    for (let budget = 1; budget <= 40; budget++) {
+      const { kept, accepted } = layout.withBudget(tree, path, budget);
+      for (const node of kept) assert.ok(node === 0 || kept.has(tree.parents[node]));
+      assert.ok(accepted >= before && accepted <= path.length);
+      before = accepted;
+    }
+    assert.strictEqual(before, path.length);
+  }
+});
+
+test("cameTrue compares words, not spaces or capitals", () => {
+  assert.strictEqual(layout.cameTrue(" Sky", [{ text: " blue" }, { text: "sky" }]), 2);
+  assert.strictEqual(layout.cameTrue(" ", [{ text: " " }]), 0);
+});
+
+test("sentences have no open places in any state", () => {
+  const tree = randomTree(12, 2);
+  const path = layout.lineage(tree, 11).slice(1);
+  tree.states = tree.states.map((_, n) => (n === 0 || path.includes(n) ? "accepted" : path.concat(0).includes(tree.parents[n]) ? "rejected" : "not reached"));
+  const record = (more) => ({
+    index: 3, tree, path, tokens: tokens(...path, 99), contemplated: [], contemplate_router: [], stop: null,
+    future: { born_round: 2, born_node: 1, readings: [] }, ...more,
+  });
+  const lane = { method: "confu", rounds: [record(), record(), record(), record()] };
+  const all = [
+    story.round(speech, lane, record(), 20),
+    story.round(speech, lane, record({ path: [], tokens: tokens(99) }), 20),
+    story.round(speech, lane, record({ tokens: tokens(...path).map((t) => ({ ...t, origin: "accepted" })), stop: "eos" }), 20),
+    story.round(speech, lane, record({ index: 0, tree: randomTree(0, 0), path: [] }), 20),
+    story.ending(speech, record()),
+    story.steering(speech, lane, record()),
+    story.bonus(speech, record()),
+    ...tree.parents.map((_, n) => story.node(speech, record(), n)),
+  ];
+  for (const parts of all) {
+    const text = parts.map((p) => (typeof p === "string" ? p : p.token)).join("");
+    assert.ok(text.length > 5);
+    assert.ok(!/[{}]|undefined|NaN/.test(text), text);
+  }
+});
+
+test("a token that looks like a place stays a token", () => {
+  const parts = speech.parts("story.plain", { token: { token: "{method}<b>" } });
+  assert.ok(parts.some((part) => part.token === "{method}<b>"));
+});

@@ -1,0 +1,99 @@
+"""Views are pure: the same trace gives the same bytes, and nothing a model wrote is markup."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from fake_engine import HOSTILE, FakeEngine, make_trace
+
+from app.text import LANGUAGES
+from app.views import experts, futures, lesson, marks, progress, speed, wire
+from confu_core.trace import Trace
+
+CHARTS = {
+    "contemplate": lambda trace, language: experts.chart(trace, "contemplate", language),
+    "future": lambda trace, language: experts.chart(trace, "future", language),
+    "map": futures.chart,
+    "race": speed.race,
+    "phases": speed.phases,
+}
+
+
+@pytest.mark.parametrize("name", CHARTS)
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_chart_has_picture_sentence_and_table(trace, name, language):
+    chart = CHARTS[name](trace, language)
+    again = CHARTS[name](trace, language)
+    assert chart.figure.to_json() == again.figure.to_json()
+    assert chart.sentence and "{" not in chart.sentence
+    assert chart.table.startswith("<details") and "<td>" in chart.table
+
+
+@pytest.mark.parametrize("name", CHARTS)
+def test_hostile_tokens_are_never_markup(hostile_trace, name):
+    chart = CHARTS[name](hostile_trace, "en")
+    drawn = chart.figure.to_json()
+    for text in (drawn, chart.table):
+        assert "<img" not in text and "</script>" not in text and "\u202e" not in text
+    assert len(chart.figure.to_json()) < 60_000
+
+
+@pytest.mark.parametrize("name", CHARTS)
+def test_charts_of_an_empty_or_plain_run_say_so(trace, name):
+    empty = replace(trace, lanes={k: replace(v, rounds=()) for k, v in trace.lanes.items()})
+    assert CHARTS[name](empty, "en").sentence
+    *_, last = FakeEngine().compare("hello", trace.settings, ("plain",))
+    assert CHARTS[name](last.trace, "en").sentence
+
+
+def test_figures_carry_plain_lists_for_the_older_plotly_in_gradio(trace):
+    for draw in CHARTS.values():
+        assert "bdata" not in draw(trace, "en").figure.to_json()
+
+
+def test_messages_rebuild_the_trace(trace):
+    lanes = {name: [] for name in trace.lanes}
+    header = json.loads(wire.reset("r", trace))
+    assert all(lane["rounds"] == [] for lane in header["trace"]["lanes"].values())
+    for name, lane in trace.lanes.items():
+        for number, record in enumerate(lane.rounds, 1):
+            message = json.loads(wire.step("r", number, name, record, lane.text))
+            lanes[name].append(message["record"])
+    rebuilt = header["trace"]
+    for name, rounds in lanes.items():
+        rebuilt["lanes"][name] |= {"rounds": rounds, "text": trace.lanes[name].text}
+    full = json.loads(wire.full("r", 9, trace, "finished", "live"))
+    assert rebuilt == full["trace"]
+    read = Trace.from_json(json.dumps(full["trace"]))
+    assert [t.id for t in read.lanes["confu"].tokens] == [t.id for t in trace.lanes["confu"].tokens]
+
+
+def test_a_step_of_60_nodes_is_small():
+    trace = make_trace("size", nodes=60, max_new_tokens=20)
+    sizes = [len(wire.step("r", 1, "confu", record, "")) for record in trace.lanes["confu"].rounds]
+    assert max(sizes) < 12_000
+
+
+def test_messages_are_ascii_even_with_half_characters(trace):
+    record = trace.lanes["plain"].rounds[0]
+    odd = replace(record, tokens=(replace(record.tokens[0], text="\ud83d\u202e</script>"),))
+    message = wire.step("r", 1, "plain", odd, "\ud83d")
+    assert message.isascii()
+    assert json.loads(message)["record"]["tokens"][0]["text"] == "\ud83d\u202e</script>"
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_visible_shows_every_character_and_stays_short(text):
+    shown = marks.visible(text)
+    assert 0 < len(shown) <= 14
+    assert shown.isprintable()
+
+
+def test_progress_escapes_and_is_bounded():
+    line = progress.line("<b>bad</b>", "error", fraction=7.0)
+    assert "<b>" not in line and "width:100%" in line and "role='alert'" in line
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_lesson_has_no_open_places(language):
+    assert "{" not in lesson.head(language) + lesson.body(language)

@@ -1,0 +1,302 @@
+"""What only a real browser can show: streaming, scrubbing, stopping, keeping visitors apart."""
+
+import json
+import time
+
+import pytest
+from conftest import Site, run_prompt, wait_finished
+
+TREES = ".cfx-panel:not([hidden]) .cfx-canvas"
+
+
+def tree_text(page) -> str:
+    return "|".join(page.locator(TREES).all_inner_texts())
+
+
+def round_shown(page) -> str:
+    return page.locator(".cfx-count").inner_text()
+
+
+def quiet(page) -> None:
+    """Until the model is ready and the page asks for nothing more."""
+    page.wait_for_function("document.querySelector('#progress').innerText.includes('ready')")
+    page.wait_for_timeout(1500)
+
+
+def test_page_opens_on_a_recorded_run(visit):
+    page = visit()
+    page.wait_for_selector(".cfx-badge-recorded")
+    assert page.locator(".cfx-race-row").count() == 3
+    assert page.locator(".cfx-tree").count() == 2
+    assert "token for token" in page.locator(".cfx-verdict").inner_text()
+
+
+def test_a_run_streams_growing_states(visit):
+    page = visit()
+    run_prompt(page, "stream this")
+    page.wait_for_selector(".cfx-badge-running")
+    seen = set()
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline and not page.locator(".cfx-badge-finished").count():
+        seen.add(page.locator("[data-lane=confu] .cfx-bar").count())
+        page.wait_for_timeout(60)
+    wait_finished(page)
+    assert len(seen) >= 3
+    assert page.locator("[data-lane=plain] .cfx-bar").count() == 64
+    assert "same text" in page.locator(".cfx-verdict").inner_text()
+
+
+def test_no_long_task_while_streaming(visit):
+    page = visit()
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("number input for Tree size").fill("60")
+    page.get_by_label("number input for Tree size").press("Tab")
+    page.evaluate(
+        "window.long = [];"
+        "new PerformanceObserver(l => l.getEntries().forEach(e => window.long.push(e.duration)))"
+        ".observe({type: 'longtask'})"
+    )
+    run_prompt(page, "sixty nodes")
+    wait_finished(page)
+    page.wait_for_timeout(300)
+    assert max(page.evaluate("window.long"), default=0) < 200
+
+
+def test_slider_and_keys_move_the_trees_without_the_network(visit):
+    page = visit()
+    page.wait_for_selector(".cfx-badge-recorded")
+    quiet(page)
+    requests = []
+    page.on("request", lambda r: requests.append(r.url))
+    slider = page.get_by_label("Decoding round")
+    slider.focus()
+    page.keyboard.press("Home")
+    seen = [tree_text(page)]
+    for _ in range(4):
+        page.keyboard.press("ArrowRight")
+        page.wait_for_timeout(60)
+        seen.append(tree_text(page))
+    assert len(set(seen)) == 5
+    page.keyboard.press("ArrowLeft")
+    page.wait_for_timeout(60)
+    assert tree_text(page) == seen[3]
+    page.locator(".cfx-bar-hit").nth(5).click()
+    page.get_by_role("button", name="Play").click()
+    page.wait_for_timeout(1500)
+    page.get_by_role("button", name="Pause").click()
+    assert not requests
+
+
+def test_scrubbing_during_a_stream_keeps_its_place_and_live_returns(visit):
+    page = visit()
+    run_prompt(page, "hold my place")
+    page.wait_for_function("document.querySelectorAll('[data-lane=confu] .cfx-bar').length > 4")
+    page.get_by_role("button", name="First round").click()
+    page.get_by_role("button", name="One round forward").click()
+    page.wait_for_timeout(400)
+    assert round_shown(page).startswith("Round 1 of")
+    page.get_by_role("button", name="● Live").click()
+    page.wait_for_timeout(100)
+    assert not round_shown(page).startswith("Round 1 of")
+    wait_finished(page)
+
+
+def test_stop_is_quick_and_the_rounds_stay(visit):
+    site = Site(pause=0.25)
+    try:
+        page = visit(url=site.url)
+        run_prompt(page, "stop me")
+        page.wait_for_function("document.querySelectorAll('[data-lane=confu] .cfx-bar').length > 2")
+        begin = time.monotonic()
+        page.get_by_role("button", name="Stop", exact=True).click()
+        page.wait_for_selector(".cfx-badge-stopped")
+        page.wait_for_selector("#run:not([disabled])")
+        assert time.monotonic() - begin < 1
+        deadline = time.monotonic() + 1
+        while site.engine.open_runs and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert site.engine.open_runs == 0
+        done = site.engine.rounds_done
+        page.get_by_role("button", name="First round").click()
+        page.get_by_role("button", name="One round forward").click()
+        page.wait_for_timeout(600)
+        assert round_shown(page).startswith("Round 1 of") and site.engine.rounds_done == done
+        run_prompt(page, "and again")
+        page.wait_for_selector(".cfx-badge-running")
+    finally:
+        site.close()
+
+
+def test_closing_the_tab_frees_the_engine(visit, site):
+    page = visit()
+    run_prompt(page, "left alone")
+    page.wait_for_selector(".cfx-badge-running")
+    page.close()
+    deadline = time.monotonic() + 10
+    while site.engine.open_runs and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert site.engine.open_runs == 0
+
+
+def test_two_visitors_do_not_see_each_other(visit):
+    one, two = visit(), visit()
+    run_prompt(one, "the secret of the first")
+    run_prompt(two, "the riddle of the second")
+    wait_finished(one)
+    wait_finished(two)
+    assert "secret" in one.locator(".cfx-title").inner_text()
+    assert "riddle" in two.locator(".cfx-title").inner_text()
+    assert "riddle" not in one.content() and "secret" not in two.content()
+
+
+def test_a_repeat_run_redraws(visit):
+    page = visit()
+    run_prompt(page, "twice the same")
+    wait_finished(page)
+    page.get_by_role("button", name="Run", exact=True).click()
+    page.wait_for_selector(".cfx-badge-running")
+    wait_finished(page)
+
+
+def test_hostile_tokens_are_literal(visit):
+    page = visit()
+    run_prompt(page, "hostile <img src=x onerror=alert(2)> </script> \u202e ${value} {{this}}")
+    wait_finished(page)
+    page.get_by_role("button", name="First round").click()
+    for _ in range(12):
+        page.get_by_role("button", name="One round forward").click()
+    text = page.locator(".cfx-panels").inner_text()
+    assert "<img" in text and "U+202E" in text and "onerror" in text
+    assert page.locator(".cfx img, .cfx script").count() == 0
+    assert "onerror" in page.locator(".cfx-title").inner_text()
+    for name in ("Experts over time", "Map of future tokens", "Speed"):
+        page.get_by_role("tab", name=name).click()
+        page.wait_for_selector(".js-plotly-plot .main-svg")
+    assert page.locator(".js-plotly-plot img, .chart-table img").count() == 0
+
+
+def test_node_details_by_mouse_and_by_key(visit):
+    page = visit()
+    page.wait_for_selector(".cfx-badge-recorded")
+    page.locator("[data-lane=confu] .cfx-node.cfx-is-accepted").first.click()
+    card = page.locator(".cfx-card")
+    assert "Accepted" in card.inner_text() and "pinned" in card.inner_text()
+    page.keyboard.press("Escape")
+    page.locator(".cfx-canvas[data-lane=eagle3]").focus()
+    assert "root" in card.inner_text()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    page.wait_for_timeout(100)
+    assert "%" in card.inner_text() and "pinned" in card.inner_text()
+
+
+def test_table_shows_the_same_nodes(visit):
+    page = visit()
+    page.wait_for_selector(".cfx-badge-recorded")
+    page.locator(".cfx-canvas").first.focus()
+    page.keyboard.press("t")
+    rows = page.locator("[data-lane=confu] .cfx-table tbody tr")
+    assert rows.count() in (30, 31)
+
+
+@pytest.mark.parametrize("width", [390, 800, 1600])
+def test_no_sideways_scroll(visit, width):
+    page = visit(width=width)
+    page.wait_for_selector(".cfx-badge-recorded")
+    page.wait_for_timeout(300)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_examples_and_links(visit):
+    page = visit("?preset=rhyme&step=3&hide=plain,junk&nodes=junk")
+    page.wait_for_selector(".cfx-badge-recorded")
+    assert round_shown(page).startswith("Round 3 of")
+    assert page.locator(".cfx-plain").is_hidden()
+    assert "nodes" in page.locator("#progress").inner_text()
+    page.get_by_role("button", name="Code", exact=True).click()
+    page.wait_for_function("document.querySelector('.cfx-title').innerText.includes('Fibonacci')")
+    page.get_by_role("button", name="Odd planets").click()
+    page.wait_for_function("document.querySelector('#progress').innerText.includes('no recorded')")
+
+
+def test_empty_prompt_is_refused_and_nothing_lost(visit):
+    page = visit()
+    page.wait_for_selector(".cfx-badge-recorded")
+    run_prompt(page, "  ")
+    page.get_by_text("The prompt is empty").first.wait_for()
+    assert page.locator(".cfx-badge-recorded").count() == 1
+    run_prompt(page, "long " * 2500)
+    page.wait_for_timeout(200)
+
+
+def test_saved_trace_opens_again(visit, tmp_path):
+    page = visit()
+    run_prompt(page, "keep me")
+    wait_finished(page)
+    page.get_by_text("Save", exact=True).click()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Trace (JSON)").click()
+    saved = tmp_path / "trace.json"
+    download.value.save_as(saved)
+    other = visit()
+    other.locator(".cfx input[type=file]").set_input_files(saved)
+    other.wait_for_selector(".cfx-badge-file")
+    assert "keep me" in other.locator(".cfx-title").inner_text()
+    broken = json.loads(saved.read_text())
+    broken["lanes"]["confu"]["rounds"][1]["tree"]["parents"][1] = 99
+    saved.write_text(json.dumps(broken))
+    other.locator(".cfx input[type=file]").set_input_files(saved)
+    other.wait_for_selector(".cfx-notice:not([hidden])")
+    assert "damaged at" in other.locator(".cfx-notice").inner_text()
+
+
+def test_saved_page_works_from_disk(visit, chromium, tmp_path):
+    page = visit()
+    page.wait_for_selector(".cfx-badge-recorded")
+    page.get_by_text("Save", exact=True).click()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="This run as one HTML file").click()
+    saved = tmp_path / "run.html"
+    download.value.save_as(saved)
+    alone = visit(url=saved.as_uri())
+    assert alone.locator(".cfx-race-row").count() == 3
+    alone.get_by_role("button", name="First round").click()
+    assert round_shown(alone).startswith("Round 0 of")
+
+
+def test_saved_picture_is_svg(visit, tmp_path):
+    import xml.etree.ElementTree as ElementTree
+
+    page = visit()
+    page.wait_for_selector(".cfx-badge-recorded")
+    for name, start in (("Tree as SVG", b"<svg"), ("Tree as PNG", b"\x89PNG")):
+        page.get_by_text("Save", exact=True).click()
+        with page.expect_download() as download:
+            page.get_by_role("button", name=name).click()
+        saved = tmp_path / "tree"
+        download.value.save_as(saved)
+        assert saved.read_bytes().startswith(start)
+        if start == b"<svg":
+            ElementTree.parse(saved)
+
+
+def test_predict_then_reveal_keeps_score(visit):
+    page = visit()
+    page.wait_for_selector(".cfx-badge-recorded")
+    page.get_by_role("button", name="Predict first").click()
+    assert page.locator("[data-lane=confu] .cfx-is-accepted.cfx-node").count() == 0
+    page.locator(".cfx-canvas[data-lane=confu] [data-node='1']").click()
+    page.wait_for_timeout(100)
+    assert "Score" in page.locator(".cfx-hint").inner_text()
+
+
+def test_tour_moves_through_the_player(visit):
+    page = visit()
+    page.wait_for_selector(".cfx-badge-recorded")
+    page.get_by_role("button", name="Tour").click()
+    for _ in range(7):
+        page.get_by_role("button", name="Next").click()
+        assert page.locator(".cfx-spot").count() == 1
+    page.get_by_role("button", name="Done").click()
+    assert page.locator(".cfx-guide").count() == 0

@@ -1,0 +1,92 @@
+"""The command line, on a tiny target in a folder: what it prints, and how it fails."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from confu_core.__main__ import main
+from confu_core.checkpoints import save_checkpoint
+from confu_core.compare import load_target
+from confu_core.trace import Trace
+from tests.fakes import tiny_contemplation, tiny_head, tiny_model, tiny_tokenizer
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A tiny target, an EAGLE-3 and a ConFu head, as folders."""
+    root = tmp_path_factory.mktemp("models")
+    tiny_model().save_pretrained(root / "target")
+    tiny_tokenizer().save_pretrained(root / "target")
+    target = load_target(str(root / "target"), "cpu", "float32", lambda message, fraction: None)
+    head = tiny_head(target)
+    save_checkpoint(root / "eagle3", head, None, target, {})
+    save_checkpoint(root / "confu", head, tiny_contemplation(target, head), target, {})
+    return root
+
+
+def options(folders) -> list[str]:
+    return [
+        *("--target", str(folders / "target")),
+        *("--eagle3", str(folders / "eagle3")),
+        *("--confu", str(folders / "confu")),
+        *("--device", "cpu", "--max-new-tokens", "10"),
+    ]
+
+
+def test_compare_prints_three_equal_texts_and_writes_the_trace(folders, tmp_path, capsys):
+    out = tmp_path / "run.json"
+    assert main(["compare", "The hen", "--json", str(out), *options(folders)]) == 0
+    printed = capsys.readouterr().out
+    assert "same text: yes, token for token" in printed
+    assert "| EAGLE-3 | 10 |" in printed
+    trace = Trace.from_json(out.read_text(encoding="utf-8"))
+    assert list(trace.lanes) == ["plain", "eagle3", "confu"]
+    assert [len(lane.tokens) for lane in trace.lanes.values()] == [10, 10, 10]
+
+
+def test_compare_leaves_out_a_method_without_a_head(folders, capsys):
+    short = [o for o in options(folders) if o not in ("--confu", str(folders / "confu"))]
+    assert main(["compare", "The hen", *short]) == 0
+    assert "--- ConFu" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--nodes", "0"], "Tree size is 0, but must be between 1"),
+        (["--temperature", "-1"], "Temperature is -1"),
+        (["--methods", "medusa"], "Method 'medusa' is not available"),
+        (["--dtype", "int8"], "Precision 'int8' is not supported"),
+    ],
+)
+def test_errors_are_one_sentence_and_exit_code_1(folders, capsys, arguments, message):
+    assert main(["compare", "The hen", *options(folders), *arguments]) == 1
+    errors = capsys.readouterr().err.strip().splitlines()
+    assert (message in errors[-1] and errors[-1].startswith("error: ")) or message in errors[-1]
+    assert not any("Traceback" in line for line in errors)
+
+
+def test_an_empty_prompt_is_refused(folders, capsys):
+    assert main(["compare", "  ", *options(folders)]) == 1
+    assert "The prompt is empty" in capsys.readouterr().err
+
+
+def test_a_confu_head_is_not_an_eagle3_head(folders, capsys):
+    wrong = ["--target", str(folders / "target"), "--eagle3", str(folders / "confu")]
+    assert main(["compare", "The hen", *wrong]) == 1
+    assert "not one for 'eagle3'" in capsys.readouterr().err
+
+
+def test_bench_writes_what_it_prints(folders, tmp_path, capsys):
+    questions = tmp_path / "q.jsonl"
+    questions.write_text(
+        json.dumps({"question_id": 1, "category": "qa", "turns": ["The hen"]}), encoding="utf-8"
+    )
+    out = tmp_path / "bench.json"
+    arguments = ["bench", "--prompts", str(questions), "--json", str(out), *options(folders)]
+    assert main(arguments) == 0
+    result = json.loads(out.read_text(encoding="utf-8"))
+    assert result["overall"]["plain"]["tau"] == 1.0
+    assert f"| confu | 1 | {result['overall']['confu']['tau']:.2f} |" in capsys.readouterr().out

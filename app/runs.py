@@ -159,6 +159,10 @@ class Runs:
 
         Closing the iterator frees the engine. After `stop` it ends without another frame.
         """
+        if not prompt or not prompt.strip():
+            text = say(language, "error.empty_prompt")
+            yield Frame(progress.line(text, "error"), running=False)
+            return
         run = self.store.open(session)
         yield from self._wait(language, run)
         if run.stop.is_set():

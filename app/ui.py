@@ -229,7 +229,6 @@ class _Page:
             self.on_run,
             [self.language, *form],
             frame,
-            validator=self.check,
             concurrency_id=COMPUTE,
             concurrency_limit=1,
             **quiet,
@@ -312,12 +311,6 @@ class _Page:
         state = self.runs.slot.state
         busy = state.phase in ("idle", "loading")
         return engine_line(state, language), gr.update(active=busy)
-
-    def check(self, language: str, prompt: str, *_: Any) -> list[Any]:
-        good = bool(prompt and prompt.strip())
-        fine = gr.validate(True, "")
-        words = gr.validate(good, say(language, "error.empty_prompt"))
-        return [fine, words, *(fine for _ in range(1 + len(FIELDS)))]
 
     def on_run(
         self,

@@ -37,6 +37,7 @@ function confuPlayer(element, assets, host) {
     budget: {}, // per lane: nodes of the smaller tree, or null
     predict: { on: false, guess: {}, right: 0, asked: 0, counted: new Set() },
     hidden: new Set(),
+    spot: null, // what the tour points at, as a selector
   };
 
   const say = (key, parameters) => speech.say(key, parameters);
@@ -429,6 +430,9 @@ function confuPlayer(element, assets, host) {
     drawFuture();
     drawPlain();
     drawCard();
+    for (const node of root.querySelectorAll(".cfx-spot")) node.classList.remove("cfx-spot");
+    const spot = view.spot && root.querySelector(view.spot);
+    if (spot) spot.classList.add("cfx-spot");
   }
 
   function drawTop() {
@@ -882,9 +886,18 @@ function confuPlayer(element, assets, host) {
     else select({ lane: lane.name, round: current(lane), node: hit.name }, true);
   }
 
+  // Repainting slides elements under a resting pointer, and the browser calls that "over" too.
+  const resting = { x: -1, y: -1 };
+  function hasMoved(event) {
+    if (event.type !== "pointerover") return true;
+    const moved = event.clientX !== resting.x || event.clientY !== resting.y;
+    Object.assign(resting, { x: event.clientX, y: event.clientY });
+    return moved;
+  }
+
   function nodeHover(lane, event) {
     const hit = nodeAt(event);
-    if (!hit || view.pinned || hit.name === "fold") return;
+    if (!hit || !hasMoved(event) || view.pinned || hit.name === "fold") return;
     const chosen = view.selected;
     if (chosen && chosen.lane === lane.name && chosen.node === hit.name && chosen.round === current(lane)) return;
     select({ lane: lane.name, round: current(lane), node: hit.name }, false);
@@ -907,7 +920,7 @@ function confuPlayer(element, assets, host) {
 
   function chipHover(lane, event) {
     const chip = event.target.closest(".cfx-chip");
-    if (!chip || view.pinned) return;
+    if (!chip || !hasMoved(event) || view.pinned) return;
     const round = Number(chip.dataset.round);
     const node = chipNode(lane, chip);
     const chosen = view.selected;
@@ -1127,13 +1140,13 @@ function confuPlayer(element, assets, host) {
 
   function tourStage() {
     return {
-      root, say, dialog: parts.dialog, cards: assets.tour,
+      root, say, cards: assets.tour,
+      spot: (selector) => { view.spot = selector; draw(); },
       show: (round, phase) => {
         if (!run) return;
         view.align = controls.align.value = "round";
         stopPlaying();
         moveTo(round === "best" ? bestRound() : round, phase);
-        draw();
       },
     };
   }

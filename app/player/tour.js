@@ -21,12 +21,9 @@ const confuTour = (({ el }) => {
     at = index;
     const card = stage.cards[at];
     stage.show(card.round, card.phase);
-    clear();
+    stage.spot(card.target);
     const target = stage.root.querySelector(card.target);
-    if (target) {
-      target.classList.add("cfx-spot");
-      target.scrollIntoView({ block: "center", behavior: "auto" });
-    }
+    if (target) target.scrollIntoView({ block: "center", behavior: "auto" });
     const move = (key, to) =>
       el("button", { type: "button", class: "cfx-button", text: stage.say(key), onclick: () => go(to) });
     const last = at === stage.cards.length - 1;
@@ -45,13 +42,9 @@ const confuTour = (({ el }) => {
     next.focus({ preventScroll: true });
   }
 
-  function clear() {
-    for (const node of stage.root.querySelectorAll(".cfx-spot")) node.classList.remove("cfx-spot");
-  }
-
   function stop() {
     if (!box) return;
-    clear();
+    stage.spot(null);
     box.remove();
     box = null;
   }

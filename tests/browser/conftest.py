@@ -31,7 +31,7 @@ def pytest_collection_modifyitems(items):
 class Site:
     """One running app: its address, its engine and its run desk."""
 
-    def __init__(self, pause: float = 0.03, load_recorded=None, **engine) -> None:
+    def __init__(self, pause: float = 0.02, load_recorded=None, **engine) -> None:
         from fake_engine import FakeEngine
 
         from app.ui import build_demo, launch_options

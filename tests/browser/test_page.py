@@ -2,8 +2,8 @@
 
 import json
 import time
+import xml.etree.ElementTree as ElementTree
 
-import pytest
 from conftest import Site, run_prompt, wait_finished
 
 TREES = ".cfx-panel:not([hidden]) .cfx-canvas"
@@ -88,7 +88,7 @@ def test_slider_and_keys_move_the_trees_without_the_network(visit):
 
 
 def test_scrubbing_during_a_stream_keeps_its_place_and_live_returns(visit):
-    page = visit()
+    page = visit("?tokens=32")
     run_prompt(page, "hold my place")
     page.wait_for_function("document.querySelectorAll('[data-lane=confu] .cfx-bar').length > 4")
     page.get_by_role("button", name="First round").click()
@@ -104,7 +104,7 @@ def test_scrubbing_during_a_stream_keeps_its_place_and_live_returns(visit):
 def test_stop_is_quick_and_the_rounds_stay(visit):
     site = Site(pause=0.25)
     try:
-        page = visit(url=site.url)
+        page = visit("?tokens=64", url=site.url)
         run_prompt(page, "stop me")
         page.wait_for_function("document.querySelectorAll('[data-lane=confu] .cfx-bar').length > 2")
         begin = time.monotonic()
@@ -128,7 +128,7 @@ def test_stop_is_quick_and_the_rounds_stay(visit):
 
 
 def test_closing_the_tab_frees_the_engine(visit, site):
-    page = visit()
+    page = visit("?tokens=32")
     run_prompt(page, "left alone")
     page.wait_for_selector(".cfx-badge-running")
     page.close()
@@ -139,7 +139,7 @@ def test_closing_the_tab_frees_the_engine(visit, site):
 
 
 def test_two_visitors_do_not_see_each_other(visit):
-    one, two = visit(), visit()
+    one, two = visit("?tokens=32"), visit("?tokens=32")
     run_prompt(one, "the secret of the first")
     run_prompt(two, "the riddle of the second")
     wait_finished(one)
@@ -150,7 +150,7 @@ def test_two_visitors_do_not_see_each_other(visit):
 
 
 def test_a_repeat_run_redraws(visit):
-    page = visit()
+    page = visit("?tokens=32")
     run_prompt(page, "twice the same")
     wait_finished(page)
     page.get_by_role("button", name="Run", exact=True).click()
@@ -159,7 +159,7 @@ def test_a_repeat_run_redraws(visit):
 
 
 def test_hostile_tokens_are_literal(visit):
-    page = visit()
+    page = visit("?tokens=32")
     run_prompt(page, "hostile <img src=x onerror=alert(2)> </script> \u202e ${value} {{this}}")
     wait_finished(page)
     page.get_by_role("button", name="First round").click()
@@ -171,7 +171,7 @@ def test_hostile_tokens_are_literal(visit):
     assert "onerror" in page.locator(".cfx-title").inner_text()
     for name in ("Experts over time", "Map of future tokens", "Speed"):
         page.get_by_role("tab", name=name).click()
-        page.wait_for_selector(".js-plotly-plot .main-svg")
+        page.locator(".js-plotly-plot .main-svg:visible").first.wait_for()
     assert page.locator(".js-plotly-plot img, .chart-table img").count() == 0
 
 
@@ -200,12 +200,13 @@ def test_table_shows_the_same_nodes(visit):
     assert rows.count() in (30, 31)
 
 
-@pytest.mark.parametrize("width", [390, 800, 1600])
-def test_no_sideways_scroll(visit, width):
-    page = visit(width=width)
+def test_no_sideways_scroll(visit):
+    page = visit(width=390)
     page.wait_for_selector(".cfx-badge-recorded")
-    page.wait_for_timeout(300)
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    for width in (390, 640, 800, 1600):
+        page.set_viewport_size({"width": width, "height": 800})
+        page.wait_for_timeout(250)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_examples_and_links(visit):
@@ -224,7 +225,7 @@ def test_empty_prompt_is_refused_and_nothing_lost(visit):
     page = visit()
     page.wait_for_selector(".cfx-badge-recorded")
     run_prompt(page, "  ")
-    page.get_by_text("The prompt is empty").first.wait_for()
+    page.get_by_text("The prompt is empty").wait_for()
     assert page.locator(".cfx-badge-recorded").count() == 1
     run_prompt(page, "long " * 2500)
     page.wait_for_timeout(200)
@@ -240,6 +241,7 @@ def test_saved_trace_opens_again(visit, tmp_path):
     saved = tmp_path / "trace.json"
     download.value.save_as(saved)
     other = visit()
+    other.wait_for_selector(".cfx-badge-recorded")
     other.locator(".cfx input[type=file]").set_input_files(saved)
     other.wait_for_selector(".cfx-badge-file")
     assert "keep me" in other.locator(".cfx-title").inner_text()
@@ -251,34 +253,24 @@ def test_saved_trace_opens_again(visit, tmp_path):
     assert "damaged at" in other.locator(".cfx-notice").inner_text()
 
 
-def test_saved_page_works_from_disk(visit, chromium, tmp_path):
+def test_saved_page_and_pictures(visit, tmp_path):
     page = visit()
     page.wait_for_selector(".cfx-badge-recorded")
-    page.get_by_text("Save", exact=True).click()
-    with page.expect_download() as download:
-        page.get_by_role("button", name="This run as one HTML file").click()
-    saved = tmp_path / "run.html"
-    download.value.save_as(saved)
-    alone = visit(url=saved.as_uri())
-    assert alone.locator(".cfx-race-row").count() == 3
-    alone.get_by_role("button", name="First round").click()
-    assert round_shown(alone).startswith("Round 0 of")
 
-
-def test_saved_picture_is_svg(visit, tmp_path):
-    import xml.etree.ElementTree as ElementTree
-
-    page = visit()
-    page.wait_for_selector(".cfx-badge-recorded")
-    for name, start in (("Tree as SVG", b"<svg"), ("Tree as PNG", b"\x89PNG")):
+    def save(name: str):
         page.get_by_text("Save", exact=True).click()
         with page.expect_download() as download:
             page.get_by_role("button", name=name).click()
-        saved = tmp_path / "tree"
+        saved = tmp_path / download.value.suggested_filename
         download.value.save_as(saved)
-        assert saved.read_bytes().startswith(start)
-        if start == b"<svg":
-            ElementTree.parse(saved)
+        return saved
+
+    ElementTree.parse(save("Tree as SVG"))
+    assert save("Tree as PNG").read_bytes().startswith(b"\x89PNG")
+    alone = visit(url=save("This run as one HTML file").as_uri())
+    assert alone.locator(".cfx-race-row").count() == 3
+    alone.get_by_role("button", name="First round").click()
+    assert round_shown(alone).startswith("Round 0 of")
 
 
 def test_predict_then_reveal_keeps_score(visit):

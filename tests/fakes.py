@@ -87,7 +87,8 @@ def bytes_to_letters() -> dict[int, str]:
 
 
 def tiny_model(kind: str = "llama", seed: int = 0, **config) -> torch.nn.Module:
-    """A randomly initialised Hugging Face model of 8 layers; `config` overrides its fields."""
+    """A randomly initialised Hugging Face model of 8 layers; `config` overrides its
+    fields, None leaves one out."""
     sizes = {
         "vocab_size": len(tiny_tokenizer()) + PADDING,
         "hidden_size": 32,
@@ -103,14 +104,17 @@ def tiny_model(kind: str = "llama", seed: int = 0, **config) -> torch.nn.Module:
         "bos_token_id": TURN_START,
         "eos_token_id": TURN_END,
     }
-    settings = AutoConfig.for_model(kind, **(sizes | config))
+    fields = {name: value for name, value in (sizes | config).items() if value is not None}
+    settings = AutoConfig.for_model(kind, **fields)
     settings._attn_implementation = "eager"
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(settings, dtype=torch.float32)
         for name, parameter in model.named_parameters():
-            if "norm" in name or name.endswith("bias"):  # made as ones and zeros: test nothing
+            if "norm" in name:  # made as ones, which would test nothing
                 torch.nn.init.uniform_(parameter, 0.5, 1.5)
+            elif name.endswith("bias"):
+                torch.nn.init.normal_(parameter, 0.0, 0.3)
     model.generation_config = GenerationConfig(eos_token_id=[TURN_END, END_OF_TEXT])
     return model.eval()
 

@@ -24,7 +24,7 @@ SAMPLINGS = {
     "1.0": Settings(max_new_tokens=LENGTH, temperature=1.0, seed=5),
     "top-p": Settings(max_new_tokens=LENGTH, temperature=1.0, top_p=0.8, seed=5),
     "another seed": Settings(max_new_tokens=LENGTH, temperature=1.0, seed=-3),
-    "ends early": Settings(max_new_tokens=LENGTH, temperature=1.0, seed=2),
+    "ends early": Settings(max_new_tokens=LENGTH, temperature=1.0, seed=1),
 }
 # (nodes, depth, top_k)
 SHAPES = {

@@ -1,4 +1,4 @@
-"""The cache moves rows and never grows. Values are small integers, so that every slot can be named."""
+"""The cache moves rows and never grows. Values are small integers, so every slot has a name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The target's pass is written out by hand; here it must give the Hugging Face model's own numbers."""
+"""The target's pass is written out by hand; it must give the Hugging Face model's own numbers."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_prefill_logits(target, truth):
 
 
 def test_taps_are_the_states_on_entry_to_three_layers(target, truth):
-    """`hidden_states[i]` is the input of layer i and the output of layer i - 1: both conventions."""
+    """`hidden_states[i]` is the input of layer i and the output of layer i - 1."""
     layers = target.layers
     assert target.tap_layers == (2, layers // 2, layers - 3)
     taps = target.prefill(target.new_cache(20), TEXT).taps[0].split(target.hidden, dim=-1)
@@ -171,7 +171,7 @@ def test_seven_layers_are_enough():
 
 
 def test_missing_target_says_what_to_give(tmp_path):
-    with pytest.raises(TargetError, match="could not be loaded.*Give a folder"):
+    with pytest.raises(TargetError, match=r"could not be loaded.*Give a folder"):
         Target.load(tmp_path / "nothing")
 
 

@@ -172,7 +172,7 @@ def test_drafted_trees_with_ties(llama, prompt, peak, half):
 
 
 def test_draft_steps_are_the_tree(llama, prompt, head):
-    """What observers see: every candidate of every level, and the kept ones are the best of them."""
+    """Observers see every candidate of every level; the kept ones are the best of them."""
     watcher = watch(llama, fakes.method(head), prompt, nodes=12, depth=3, top_k=4)
     for tree, steps in zip(watcher.trees, watcher.steps, strict=True):
         assert [step.depth for step in steps] == [1, 2, 3]
@@ -184,40 +184,47 @@ def test_draft_steps_are_the_tree(llama, prompt, head):
             assert len(step.token_ids) == (1 if step.depth == 1 else 4)
 
 
-def test_every_score_equals_an_eager_chain(llama, prompt, head, part):
-    """Each node's score is the sum of log-probabilities that the slow head gives along its path."""
-    embedding = llama.model.get_input_embeddings().weight
-    for method, contemplation in ((fakes.method(head), None), (fakes.method(head, part), part)):
-        text = list(prompt)
-        checked = 0
+class ScoreChecker(Observer):
+    """Compares each drafted score with the slow head's log-probabilities along the path."""
 
-        class Check(Observer):
-            def prefilled(self, view) -> None:
-                text.append(view.first.token_id)
+    def __init__(self, target, head, part, prompt) -> None:
+        self.target, self.head, self.part = target, head, part
+        self.text = list(prompt)
+        self.checked = 0
 
-            def verifying(self, view, contemplation=contemplation) -> None:
-                nonlocal checked
-                tree, future = view.draft.tree, view.future
-                f = (future.embedding, future.feature) if future else None
-                taps = reference.full_taps(llama, text[:-1])
-                for node in range(1, len(tree)):
-                    path = reference.path_to(list(tree.parents), node)
-                    ids = text + [tree.token_ids[n] for n in path[1:]]
-                    steps = reference.draft_chain(
-                        head, embedding, taps, ids, len(text) - 2, len(path) - 1, contemplation, f
-                    )
-                    known = (torch.arange(head.shape.draft_vocab) + head.d2t).tolist()
-                    total = sum(
-                        float(log_probs[known.index(tree.token_ids[n])])
-                        for log_probs, n in zip(steps, path[1:], strict=True)
-                    )
-                    assert tree.scores[node] == pytest.approx(total, abs=2e-4)
-                    checked += 1
+    def prefilled(self, view) -> None:
+        self.text.append(view.first.token_id)
 
-            def accepted(self, view) -> None:
-                text.extend(d.token_id for d in view.acceptance.draws)
+    def verifying(self, view) -> None:
+        tree, future, text = view.draft.tree, view.future, self.text
+        f = (future.embedding, future.feature) if future else None
+        taps = reference.full_taps(self.target, text[:-1])
+        embedding = self.target.model.get_input_embeddings().weight
+        known = (torch.arange(self.head.shape.draft_vocab) + self.head.d2t).tolist()
+        for node in range(1, len(tree)):
+            path = reference.path_to(list(tree.parents), node)
+            ids = text + [tree.token_ids[n] for n in path[1:]]
+            steps = reference.draft_chain(
+                self.head, embedding, taps, ids, len(text) - 2, len(path) - 1, self.part, f
+            )
+            log_probs = [
+                float(step[known.index(tree.token_ids[n])])
+                for step, n in zip(steps, path[1:], strict=True)
+            ]
+            assert tree.scores[node] == pytest.approx(sum(log_probs), abs=2e-4)
+            self.checked += 1
 
-        wanted = Settings(max_new_tokens=6, nodes=8, depth=3, top_k=3)
-        rounds = list(decode(llama, method, prompt, wanted, Check()))
-        assert text[len(prompt) :] == [t for r in rounds for t in r.token_ids]
-        assert checked >= 15
+    def accepted(self, view) -> None:
+        self.text.extend(d.token_id for d in view.acceptance.draws)
+
+
+@pytest.mark.parametrize("switches", [None, {}, {"future_query": False}, {"future_entry": False}])
+def test_every_score_equals_an_eager_chain(llama, prompt, head, switches):
+    """EAGLE-3's draft and both ways of f into it, against a head written out in plain vectors."""
+    part = None if switches is None else fakes.tiny_contemplation(llama, head, **switches)
+    checker = ScoreChecker(llama, head, part, prompt)
+    wanted = Settings(max_new_tokens=6, nodes=8, depth=3, top_k=3)
+    rounds = list(decode(llama, fakes.method(head, part), prompt, wanted, checker))
+    assert checker.text[len(prompt) :] == [t for r in rounds for t in r.token_ids]
+    assert checker.checked >= 15
+    assert max(depth for r in rounds[1:] for depth in r.draft.tree.depths) == 3

@@ -284,6 +284,8 @@ class _Page:
         trace = self.load_recorded(first) if first else None
         prompt = link.prompt or next((e.prompt for e in EXAMPLES if e.name == first), "")
         session = request.session_hash
+        if self.runs.store.get(session):  # a quick visitor has pressed Run already
+            return [gr.skip()] * (5 + len(FIELDS) + len(self._worded()))
         if trace:
             message = self.runs.show(session, trace, "recorded", link.step, link.hide)
         else:

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "app"))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "app")]
+
+from fake_site import Site, recorded  # noqa: E402 (beside this file)
 
 FLAGS = (
     "--no-sandbox",
@@ -26,34 +28,6 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if Path(__file__).parent in Path(item.fspath).parents:
             item.add_marker(pytest.mark.browser)
-
-
-class Site:
-    """One running app: its address, its engine and its run desk."""
-
-    def __init__(self, pause: float = 0.02, load_recorded=None, **engine) -> None:
-        from fake_engine import FakeEngine
-
-        from app.ui import build_demo, launch_options
-
-        self.engine = FakeEngine(pause=pause, **engine)
-        self.demo = build_demo(lambda report: self.engine, load_recorded or (lambda name: None))
-        _, self.url, _ = self.demo.launch(
-            server_name="127.0.0.1", prevent_thread_lock=True, quiet=True, **launch_options()
-        )
-
-    def close(self) -> None:
-        self.demo.close(verbose=False)
-
-
-def recorded(name: str):
-    """Recorded runs for the tests: all examples but one."""
-    from fake_engine import make_trace
-
-    from app.lessons import EXAMPLES
-
-    prompts = {example.name: example.prompt for example in EXAMPLES if example.name != "planets"}
-    return make_trace(prompts[name], max_new_tokens=48) if name in prompts else None
 
 
 @pytest.fixture(scope="session")
@@ -94,18 +68,11 @@ def visit(chromium, site):
         )
         page.goto((url or site.url) + query)
         page.wait_for_selector(".cfx")
+        if page.url.startswith("http"):  # until the load event has filled the page
+            page.wait_for_function("document.querySelector('#progress').innerText.trim()")
         return page
 
     yield open_page
     for context in contexts:
         context.close()
     assert not faults
-
-
-def run_prompt(page, prompt: str) -> None:
-    page.get_by_label("Prompt").fill(prompt)
-    page.get_by_role("button", name="Run", exact=True).click()
-
-
-def wait_finished(page) -> None:
-    page.wait_for_selector(".cfx-badge-finished")

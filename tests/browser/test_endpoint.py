@@ -4,7 +4,7 @@ import json
 import urllib.request
 
 import pytest
-from conftest import Site
+from fake_site import Site
 
 gradio_client = pytest.importorskip("gradio_client")
 

@@ -4,7 +4,7 @@ import json
 import time
 import xml.etree.ElementTree as ElementTree
 
-from conftest import Site, run_prompt, wait_finished
+from fake_site import Site, run_prompt, wait_finished
 
 TREES = ".cfx-panel:not([hidden]) .cfx-canvas"
 

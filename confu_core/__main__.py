@@ -92,8 +92,11 @@ def _set_threads(threads: int | None) -> None:
 
 
 def _progress(message: str, fraction: float) -> None:
-    end = "\n" if fraction >= 1 else ""
-    print(f"\r{message}: {100 * fraction:3.0f} %\x1b[K", end=end, file=sys.stderr, flush=True)
+    if sys.stderr.isatty():
+        end = "\n" if fraction >= 1 else ""
+        print(f"\r{message}: {100 * fraction:3.0f} %\x1b[K", end=end, file=sys.stderr, flush=True)
+    elif fraction in (0, 1):  # a log gets the stages, not every per cent
+        print(message, file=sys.stderr, flush=True)
 
 
 # --- commands

@@ -18,13 +18,23 @@ from confu_core.assets import default_target
 from confu_core.checkpoints import load_checkpoint
 from confu_core.decoding import Round, check_settings, decode
 from confu_core.errors import CheckpointError, SettingsError, TargetError
+from confu_core.interventions import intervene
 from confu_core.methods import LABELS, PLAIN, Method, with_head
 from confu_core.prompt import TextStream, chat_ids
 from confu_core.reading import FutureBasis
 from confu_core.recording import Recorder
 from confu_core.target import Target
-from confu_core.trace import Head, Lane, RoundRecord, Settings, TargetInfo, Trace
+from confu_core.trace import (
+    Head,
+    Intervention,
+    Lane,
+    RoundRecord,
+    Settings,
+    TargetInfo,
+    Trace,
+)
 
+CHANGED = "changed"  # the lane that an intervention runs in
 DEFAULT_TARGET = "smollm2-135m-instruct"
 CHECKPOINTS = Path(__file__).resolve().parent.parent / "checkpoints"
 
@@ -111,8 +121,11 @@ class Engine:
         settings: Settings,
         methods: Sequence[str] = ("plain", "eagle3", "confu"),
         should_stop: Callable[[], bool] = lambda: False,
+        intervention: Intervention | None = None,
     ) -> Iterator[Event]:
         """Run the methods on one prompt, turn by turn.
+
+        With an intervention one more lane, "changed", runs ConFu with it.
 
         Closing the iterator frees everything. A lane that runs out of memory ends with an error
         message; the others go on.
@@ -125,7 +138,9 @@ class Engine:
         if not chosen:
             raise SettingsError("Choose at least one method.")
         prompt_ids = chat_ids(self.target, prompt)
-        return self._race(prompt, prompt_ids, settings, chosen, should_stop)
+        if intervention is not None:
+            chosen[CHANGED] = intervene(self.target, self.method("confu"), intervention)
+        return self._race(prompt, prompt_ids, settings, chosen, should_stop, intervention)
 
     def _race(
         self,
@@ -134,19 +149,27 @@ class Engine:
         settings: Settings,
         methods: dict[str, Method],
         should_stop: Callable[[], bool],
+        intervention: Intervention | None,
     ) -> Iterator[Event]:
         trace = Trace(
             prompt=prompt,
             prompt_tokens=len(prompt_ids),
             settings=settings,
             target=describe(self.target),
-            lanes={name: Lane(name, describe_head(method)) for name, method in methods.items()},
+            lanes={
+                name: Lane(
+                    method.name,
+                    describe_head(method),
+                    intervention if name == CHANGED else None,
+                )
+                for name, method in methods.items()
+            },
             created=datetime.now(UTC).isoformat(timespec="seconds"),
         )
         yield Started(trace)
         runners = {
             name: _Runner(
-                self.target, method, prompt_ids, settings, self.bases.get(name), should_stop
+                self.target, method, prompt_ids, settings, self.bases.get(method.name), should_stop
             )
             for name, method in methods.items()
         }

@@ -66,6 +66,16 @@ class NoContemplator:
         return None
 
 
+@dataclass(frozen=True)
+class Changes:
+    """Interventions on one run: f withheld from the draft, f replaced, an expert forced."""
+
+    remove: bool = False
+    future: FutureToken | None = None
+    contemplate_expert: int | None = None
+    future_expert: int | None = None
+
+
 class Contemplator:
     """ConFu's contemplation for one run.
 
@@ -75,13 +85,16 @@ class Contemplator:
 
     rows_per_node = 2  # at most: the node and its contemplate token
 
-    def __init__(self, part: Contemplation, head: DraftHead) -> None:
+    def __init__(
+        self, part: Contemplation, head: DraftHead, changes: Changes | None = None
+    ) -> None:
         self._part = part
         self._head = head
+        self._changes = changes or Changes()
         self._state: torch.Tensor | None = None  # (3 Ht,) taps of the last accepted token
         self.soft_prompts = part.shape.soft_prompts
 
-    def begin(self, target: Target, cache: KVCache, prefix: Rows) -> FutureToken:
+    def begin(self, target: Target, cache: KVCache, prefix: Rows) -> FutureToken | None:
         """The first future token, from one contemplate row behind the prompt.
 
         The prompt is read first and this row runs in a second, one-row pass, because its router
@@ -99,22 +112,25 @@ class Contemplator:
 
     def gather(
         self, plan: ContemplatePlan, verification: Verification, last_node: int, round_index: int
-    ) -> FutureToken:
+    ) -> FutureToken | None:
         """The future token of the last accepted node."""
         self._state = verification.taps[last_node]
         taps = verification.contemplate_taps[plan.nodes.index(last_node)]
         return self._future(plan, taps, round_index, last_node)
 
     def _make_plan(self, nodes: tuple[int, ...]) -> ContemplatePlan:
-        embedding, weights = self._part.contemplate(self._state)
+        embedding, weights = self._part.contemplate(self._state, self._changes.contemplate_expert)
         return ContemplatePlan(nodes, embedding, weights)
 
     def _future(
         self, plan: ContemplatePlan, taps: torch.Tensor, born_round: int, born_node: int
-    ) -> FutureToken:
+    ) -> FutureToken | None:
         """taps: (3 Ht,) of the contemplate row. The draft-side state that the second router reads
         is the fused feature of the most recently accepted token."""
-        embedding, weights = self._part.future(self._head.fuse(self._state))
+        if self._changes.remove or self._changes.future is not None:
+            return self._changes.future
+        state = self._head.fuse(self._state)
+        embedding, weights = self._part.future(state, self._changes.future_expert)
         return FutureToken(
             embedding=embedding,
             feature=self._head.fuse(taps),

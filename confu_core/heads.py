@@ -175,11 +175,18 @@ class ExpertMixture(nn.Module):
         self.router = nn.Linear(inputs, experts) if experts > 1 else None
         self.experts = nn.Parameter(torch.randn(experts, outputs) * 0.02)
 
-    def forward(self, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, state: torch.Tensor, forced: int | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """State (..., inputs) -> the mixed vector (..., outputs), the weights (..., E).
 
         Weights are zero where not selected and sum to one over the selected ones (ours).
+        `forced`: this expert alone, whatever the router says (an intervention).
         """
+        if forced is not None:
+            weights = self.experts.new_zeros(*state.shape[:-1], len(self.experts))
+            weights[..., forced] = 1.0
+            return weights @ self.experts, weights
         if self.router is None:
             lead = state.shape[:-1]
             return self.experts[0].expand(*lead, -1), self.experts.new_ones(*lead, 1)

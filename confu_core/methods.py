@@ -7,11 +7,11 @@ To add a method, add a row to `build_methods` (and, if it drafts in a new way, a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from confu_core.checkpoints import Checkpoint
-from confu_core.contemplation import Contemplator, NoContemplator
+from confu_core.contemplation import Changes, Contemplator, NoContemplator
 from confu_core.drafter import EagleDrafter, NoDrafter
 from confu_core.target import Target
 
@@ -47,3 +47,9 @@ def with_head(name: str, checkpoint: Checkpoint) -> Method:
 
     contemplator = NoContemplator if part is None else partial(Contemplator, part, head)
     return Method(name, checkpoint, drafter, contemplator)
+
+
+def with_changes(method: Method, changes: Changes) -> Method:
+    """The same method with an intervention on its contemplation (ConFu only)."""
+    head, part = method.checkpoint.head, method.checkpoint.contemplation
+    return replace(method, contemplator=partial(Contemplator, part, head, changes))

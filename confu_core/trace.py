@@ -25,6 +25,7 @@ SCHEMA = 1
 NodeState = Literal["accepted", "rejected", "not reached"]
 Origin = Literal["accepted", "bonus"]
 Stop = Literal["eos", "length", "context", "cancelled"]
+Change = Literal["remove future", "swap future", "force contemplate expert", "force future expert"]
 
 
 @dataclass(frozen=True)
@@ -191,11 +192,25 @@ class Head:
 
 
 @dataclass(frozen=True)
+class Intervention:
+    """A change to ConFu in one lane, to see what the future token does.
+
+    expert: which expert is forced (from 0). donor: the prompt whose first future token is used in
+    every round. Both are None where they mean nothing.
+    """
+
+    change: Change
+    expert: int | None = None
+    donor: str | None = None
+
+
+@dataclass(frozen=True)
 class Lane:
     """One method's run. `error` says why a lane ended early, in words for the reader."""
 
     method: str
     head: Head | None
+    intervention: Intervention | None = None
     rounds: tuple[RoundRecord, ...] = ()
     text: str = ""
     error: str | None = None

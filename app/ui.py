@@ -389,7 +389,7 @@ class _Page:
         drawn = [
             experts.chart(trace, "contemplate", language),
             experts.chart(trace, "future", language),
-            futures.chart(trace, language),
+            futures.chart(trace, language, recorded.reference(trace, self.runs.slot.engine)),
             speed.race(trace, language),
             speed.phases(trace, language),
         ]

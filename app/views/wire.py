@@ -1,7 +1,7 @@
 """Messages to the step player: one JSON string each, in the trace's own field names.
 
 `run` names one click on Run; `seq` counts its messages, so that two equal ones still differ and a
-hole is noticed. Floats are cut to six digits: that halves the size and no picture shows more.
+hole is noticed. Floats are cut to five digits: that halves the size and no picture shows more.
 """
 
 import json
@@ -14,7 +14,7 @@ from confu_core.trace import RoundRecord, Trace, to_plain
 State = Literal["running", "finished", "stopped"]
 Source = Literal["live", "recorded", "file"]
 
-DIGITS = 6
+DIGITS = 5
 
 
 def reset(run: str, trace: Trace) -> str:
@@ -71,6 +71,11 @@ def speak(run: str, language: str, step: int | None = None, hide: Sequence[str] 
 def with_language(message: str, language: str) -> str:
     """The same message, which also sets the player's language."""
     return json.dumps({**json.loads(message), "language": language}, separators=(",", ":"))
+
+
+def short_trace(trace: Trace) -> str:
+    """A trace file with floats cut like the player's messages; `Trace.from_json` reads it."""
+    return json.dumps(_short(to_plain(trace)), ensure_ascii=False, separators=(",", ":"))
 
 
 def _pack(**fields: object) -> str:

@@ -32,6 +32,7 @@ from confu_core.trace import (
 )
 
 METHODS = ("plain", "eagle3", "confu")
+GROUPS = ("code", "lists", "stories")
 EXPERTS = 8
 CONTEXT = 2048
 
@@ -78,6 +79,18 @@ class MethodInfo:
     contemplates: bool = False
 
 
+@dataclass(frozen=True)
+class FakeBasis:
+    """Reference points of the map: one ring per task group."""
+
+    explained: tuple[float, float] = (0.21, 0.12)
+    points: tuple[tuple[str, float, float], ...] = tuple(
+        (group, (2 + ring) * math.cos(n), (1.5 + ring) * math.sin(n))
+        for ring, group in enumerate(GROUPS)
+        for n in range(40)
+    )
+
+
 @dataclass
 class FakeEngine:
     """`pause` is the wall time that one round takes; `break_at` makes a lane write another token
@@ -90,6 +103,7 @@ class FakeEngine:
     rounds_done: int = 0
     open_runs: int = 0
     context: int = CONTEXT
+    bases: dict[str, FakeBasis] = field(default_factory=lambda: {"confu": FakeBasis()})
 
     @property
     def methods(self) -> dict[str, MethodInfo]:

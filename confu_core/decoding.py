@@ -86,9 +86,9 @@ def decode(
         top_k=settings.top_k,
         capacity=len(prompt_ids) + room + settings.top_k * settings.depth,
     )
-    on_step = observer.drafted if observer else None
-
     clock = Clock()
+    on_step = clock.not_counting(observer.drafted) if observer else None
+
     with clock.phase("verify"):
         prefix = target.prefill(cache, prompt_ids)
         logits = target.logits(prefix.last[0, -1])
@@ -177,13 +177,23 @@ class Clock:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
+        start, aside = time.perf_counter(), self._spent["aside"]
         yield
-        self._spent[name] += time.perf_counter() - start
+        inside = self._spent["aside"] - aside  # what lay aside within this phase is not its own
+        self._spent[name] += time.perf_counter() - start - inside
 
     def aside(self):
         """Time that is not the method's own: an observer's."""
         return self.phase("aside")
+
+    def not_counting(self, call: Callable) -> Callable:
+        """The same call, with its time laid aside."""
+
+        def wrapped(view) -> None:
+            with self.aside():
+                call(view)
+
+        return wrapped
 
 
 def check_settings(settings: Settings) -> None:

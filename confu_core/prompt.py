@@ -6,7 +6,8 @@ from confu_core.errors import PromptError
 from confu_core.target import Target
 
 REPLACEMENT = "\ufffd"  # what decoding shows for bytes that are not (yet) a character
-MAX_HELD_TOKENS = 8  # longer runs of undecodable bytes are shown as they are
+MAX_HELD = 8  # of these at the end of the text; a longer run is no character and is shown
+MAX_OPEN = 3  # of these a character that is not complete yet can stand for: its bytes but the last
 
 
 def chat_ids(target: Target, prompt: str | list[dict[str, str]]) -> list[int]:
@@ -45,10 +46,11 @@ class TextStream:
             ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
         self._ids: list[int] = []
-        # Decoding always starts a little before the new tokens, since some tokenizers drop a
-        # leading space at the start of a text.
+        # Only a window at the end is decoded anew, which always starts a little before the new
+        # tokens, since some tokenizers drop a leading space at the start of a text.
         self._start = 0
-        self._shown = 0
+        self._whole = 0  # tokens up to the last place where no character was cut
+        self._shown = 0  # letters of the window's text that were shown
         self.text = ""
 
     def push(self, token_ids: list[int]) -> str:
@@ -56,23 +58,38 @@ class TextStream:
         delta = ""
         for token in token_ids:
             self._ids.append(token)
-            delta += self._advance(force=len(self._ids) - self._shown >= MAX_HELD_TOKENS)
+            delta += self._advance()
         self.text += delta
         return delta
 
     def flush(self) -> str:
         """What is still held back, complete or not."""
-        delta = self._advance(force=True)
+        delta = self._advance(last=True)
         self.text += delta
         return delta
 
-    def _advance(self, force: bool) -> str:
-        before = self._decode(self._ids[self._start : self._shown])
+    def _advance(self, last: bool = False) -> str:
         now = self._decode(self._ids[self._start :])
-        if now.endswith(REPLACEMENT) and not force:
-            return ""
-        self._start, self._shown = self._shown, len(self._ids)
-        return now[len(before) :]
+        held = len(now) - len(now.rstrip(REPLACEMENT))
+        if held > MAX_HELD:
+            held = MAX_OPEN
+        certain = len(now) if last else max(self._shown, len(now) - held)
+        delta = now[self._shown : certain]
+        self._shown = certain
+        if not held:
+            self._start, self._whole = self._whole, len(self._ids)
+            self._shown = len(self._decode(self._ids[self._start :]))
+        elif len(self._ids) - self._start > 4 * MAX_HELD:
+            self._shorten(now)
+        return delta
+
+    def _shorten(self, now: str) -> None:
+        """Move the window along a run of undecodable bytes, where that changes no letter."""
+        cut = len(self._ids) - 2 * MAX_HELD
+        before = self._decode(self._ids[self._start : cut])
+        if before + self._decode(self._ids[cut:]) == now and len(before) <= self._shown:
+            self._start, self._shown = cut, self._shown - len(before)
+            self._whole = max(self._whole, cut)
 
 
 def token_label(target: Target, token_id: int) -> str:

@@ -211,7 +211,7 @@ class ScoreChecker(Observer):
                 float(step[known.index(tree.token_ids[n])])
                 for step, n in zip(steps, path[1:], strict=True)
             ]
-            assert tree.scores[node] == pytest.approx(sum(log_probs), abs=2e-4)
+            assert tree.scores[node] == pytest.approx(sum(log_probs), abs=5e-4)
             self.checked += 1
 
     def accepted(self, view) -> None:
@@ -219,8 +219,9 @@ class ScoreChecker(Observer):
 
 
 @pytest.mark.parametrize("switches", [None, {}, {"future_query": False}, {"future_entry": False}])
-def test_every_score_equals_an_eager_chain(llama, prompt, head, switches):
+def test_every_score_equals_an_eager_chain(llama, prompt, switches):
     """EAGLE-3's draft and both ways of f into it, against a head written out in plain vectors."""
+    head = fakes.tiny_head(llama, seed=7, peak=5.0)  # peaked, so that eight nodes reach depth 3
     part = None if switches is None else fakes.tiny_contemplation(llama, head, **switches)
     checker = ScoreChecker(llama, head, part, prompt)
     wanted = Settings(max_new_tokens=6, nodes=8, depth=3, top_k=3)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from app.form import FIELDS, MOST_CHARACTERS
+from app.form import FIELDS, METHODS, MOST_CHARACTERS
 from app.text import LANGUAGES
 
 # Parts of the player that a lesson may hide.
@@ -23,6 +23,7 @@ class Link:
     numbers: dict[str, float] = field(default_factory=dict)
     step: int | None = None
     hide: tuple[str, ...] = ()
+    panels: tuple[str, ...] = ()
     language: str | None = None
     ignored: tuple[str, ...] = ()
 
@@ -63,6 +64,7 @@ def parse(query: Mapping[str, str], presets: tuple[str, ...]) -> Link:
         numbers=numbers,
         step=None if step is None else int(step),
         hide=hide,
+        panels=tuple(query[key] for key in ("a", "b") if query.get(key) in METHODS),
         language=language,
         ignored=tuple(ignored),
     )

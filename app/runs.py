@@ -241,12 +241,11 @@ class Runs:
         trace: Trace,
         source: wire.Source,
         position: int | None = None,
-        hide: Sequence[str] = (),
     ) -> str:
         """Make a recorded or opened trace the session's run; gives the player's message."""
         run = self.store.open(session)
         run.trace = trace
-        return wire.full(run.id, 0, trace, "finished", source, position, hide)
+        return wire.full(run.id, 0, trace, "finished", source, position)
 
     def trace(self, session: str) -> Trace | None:
         run = self.store.get(session)

@@ -31,7 +31,7 @@ const host = {
   openFile: (text) => trigger('opened', { text }),
   share: (state) => shareLink(state),
 };
-function shareLink({ header, source, step, language, prompt }) {
+function shareLink({ header, step, language, panels, prompt }) {
   const query = new URLSearchParams();
   const preset = Object.entries(PRESETS).find(([, text]) => header && text === header.prompt);
   if (preset) query.set('preset', preset[0]);
@@ -41,6 +41,7 @@ function shareLink({ header, source, step, language, prompt }) {
       if (field in header.settings) query.set(name, header.settings[field]);
     }
     query.set('step', step);
+    panels.forEach((name, i) => query.set('ab'[i], name));
   }
   query.set('lang', language);
   for (const name of ['hide', '__theme']) {
@@ -287,16 +288,16 @@ class _Page:
         if self.runs.store.get(session):  # a quick visitor has pressed Run already
             return [gr.skip()] * (5 + len(FIELDS) + len(self._worded()))
         if trace:
-            message = self.runs.show(session, trace, "recorded", link.step, link.hide)
+            message = self.runs.show(session, trace, "recorded", link.step)
         else:
-            message = wire.speak(uuid.uuid4().hex, language, link.step, link.hide)
+            message = wire.speak(uuid.uuid4().hex, language, link.step)
         numbers = [gr.update(value=link.numbers.get(f.name, f.default)) for f in FIELDS]
         line = engine_line(self.runs.slot.state, language)
         if link.ignored:
             names = ", ".join(link.ignored)
             line = progress.line(say(language, "link.ignored", names=names), "quiet")
         return [
-            wire.with_language(message, language),
+            wire.dress(message, language, link.hide, link.panels),
             line,
             language,
             prompt,

@@ -47,14 +47,16 @@ const confuDom = (() => {
     return span;
   }
 
-  /** The sign of a method: a circle, square or triangle in its colour with its letter. */
+  /** The sign of a method: a shape in its colour with its letter. */
   function sign(method) {
-    const letter = { plain: "P", eagle3: "A", confu: "B" }[method] || "?";
+    const letter = { plain: "P", eagle3: "A", confu: "B", changed: "C" }[method] || "?";
     const shapes = {
-      plain: svg("path", { d: "M10 2 18.5 17.5H1.5z" }),
-      confu: svg("rect", { x: 2, y: 2, width: 16, height: 16, rx: 2 }),
+      plain: "M10 2 18.5 17.5H1.5z",
+      eagle3: "M10 1.5a8.5 8.5 0 1 0 0.01 0z",
+      confu: "M2 2h16v16H2z",
+      changed: "M10 0 20 10 10 20 0 10z",
     };
-    const shape = shapes[method] || svg("circle", { cx: 10, cy: 10, r: 8.5 });
+    const shape = svg("path", { d: shapes[method] || shapes.eagle3 });
     return svg(
       "svg",
       { viewBox: "0 0 20 20", class: `cfx-sign cfx-sign-${method}`, "aria-hidden": "true" },

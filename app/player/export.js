@@ -18,10 +18,7 @@ const confuExport = (({ el }) => {
 
   /** The run in the trace's own schema, so that the program reads it back. */
   function toTrace(run) {
-    const lanes = {};
-    for (const { name, method, head, rounds, text, error } of run.lanes) {
-      lanes[name] = { method, head, rounds, text, error };
-    }
+    const lanes = Object.fromEntries(run.lanes.map(({ name, ...lane }) => [name, lane]));
     return { ...run.header, lanes };
   }
 

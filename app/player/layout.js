@@ -250,6 +250,11 @@ const confuLayout = (() => {
     return record.seconds.draft + record.seconds.verify + record.seconds.rest;
   }
 
+  /** Compute time of a lane up to and with a round. */
+  function elapsed(rounds, index) {
+    return rounds.slice(0, index + 1).reduce((sum, record) => sum + secondsOf(record), 0);
+  }
+
   /** The round that a lane shows at a position of the slider; -1 before its first round. */
   function roundAt(rounds, position, align) {
     const last = rounds.length - 1;
@@ -361,7 +366,7 @@ const confuLayout = (() => {
 
   return {
     visible, visibleParts, clippedParts, textWidth, percent, childrenOf, rankOf, lineage, fold,
-    place, edgePath, starts, tokensOf, secondsOf, roundAt, bars, timelineScale, speedOf,
+    place, edgePath, starts, tokensOf, secondsOf, elapsed, roundAt, bars, timelineScale, speedOf,
     firstDifference, cameTrue, withBudget, codeName,
   };
 })();

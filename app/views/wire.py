@@ -36,7 +36,6 @@ def full(
     state: State,
     source: Source,
     position: int | None = None,
-    hide: Sequence[str] = (),
 ) -> str:
     """The whole run, whatever came before."""
     return _pack(
@@ -47,7 +46,6 @@ def full(
         source={"kind": source},
         trace=to_plain(trace),
         **({} if position is None else {"position": position}),
-        **({"hide": list(hide)} if hide else {}),
     )
 
 
@@ -56,21 +54,21 @@ def error(run: str, seq: int, message: str) -> str:
     return _pack(run=run, seq=seq, kind="error", message=message)
 
 
-def speak(run: str, language: str, step: int | None = None, hide: Sequence[str] = ()) -> str:
-    """Change the player's language. `step`: where the next finished run opens; `hide`: parts."""
+def speak(run: str, language: str, step: int | None = None) -> str:
+    """Change the player's language. `step`: the round at which the next finished run opens."""
     return _pack(
         run=run,
         seq=0,
         kind="language",
         language=language,
         **({} if step is None else {"step": step}),
-        **({"hide": list(hide)} if hide else {}),
     )
 
 
-def with_language(message: str, language: str) -> str:
-    """The same message, which also sets the player's language."""
-    return json.dumps({**json.loads(message), "language": language}, separators=(",", ":"))
+def dress(message: str, language: str, hide: Sequence[str], panels: Sequence[str]) -> str:
+    """The same message, which also sets the language, hides parts and chooses the panels."""
+    extra = {"language": language, "hide": list(hide), "panels": list(panels)}
+    return json.dumps({**json.loads(message), **extra}, separators=(",", ":"))
 
 
 def short_trace(trace: Trace) -> str:

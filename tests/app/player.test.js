@@ -8,6 +8,7 @@ const path = require("node:path");
 const PLAYER = path.join(__dirname, "..", "..", "app", "player");
 const layout = require(path.join(PLAYER, "layout.js"));
 const story = require(path.join(PLAYER, "story.js"));
+const states = require(path.join(PLAYER, "state.js"));
 const strings = JSON.parse(fs.readFileSync(path.join(PLAYER, "..", "text", "en.json"), "utf8"));
 const speech = story.speaker("en", strings, strings);
 
@@ -204,4 +205,93 @@ test("sentences have no open places in any state", () => {
 test("a token that looks like a place stays a token", () => {
   const parts = speech.parts("story.plain", { token: { token: "{method}<b>" } });
   assert.ok(parts.some((part) => part.token === "{method}<b>"));
+});
+
+// ---- What the player holds ---------------------------------------------------------------------
+
+const empty = () => randomTree(0, 0);
+const lane = (method, list = []) => ({ method, head: null, rounds: list, text: "", error: null });
+const round = (index, ids) => ({ index, tree: empty(), path: [], tokens: tokens(...ids), seconds: { draft: 0, verify: 0.1 * (index + 1), rest: 0 }, stop: null });
+const header = (lists = {}) => ({
+  settings: { max_new_tokens: 8 },
+  lanes: Object.fromEntries(["plain", "eagle3", "confu"].map((name) => [name, lane(name, lists[name])])),
+});
+const step = (run, seq, name, record) => ({ run, seq, kind: "step", lane: name, record, text: "t" });
+
+function started() {
+  const state = states.create();
+  state.receive({ run: "r", seq: 0, kind: "reset", source: { kind: "live" }, trace: header() });
+  return state;
+}
+
+test("steps grow the lanes, and the newest round is on show", () => {
+  const state = started();
+  state.receive(step("r", 1, "confu", round(0, [1])));
+  state.receive(step("r", 2, "confu", round(1, [2, 3])));
+  assert.strictEqual(state.laneOf("confu").rounds.length, 2);
+  assert.strictEqual(state.current(state.laneOf("confu")), 1);
+  assert.strictEqual(state.current(state.laneOf("eagle3")), -1);
+});
+
+test("a hole waits for full; another run's steps are dropped", () => {
+  const state = started();
+  state.receive(step("r", 1, "confu", round(0, [1])));
+  state.receive(step("r", 3, "confu", round(1, [2])));
+  state.receive(step("r", 4, "confu", round(1, [2])));
+  state.receive(step("other", 2, "confu", round(1, [2])));
+  assert.strictEqual(state.laneOf("confu").rounds.length, 1);
+  state.receive({ run: "r", seq: 5, kind: "full", state: "finished", source: { kind: "live" }, trace: header({ confu: [round(0, [1]), round(1, [2])] }) });
+  assert.strictEqual(state.laneOf("confu").rounds.length, 2);
+  assert.strictEqual(state.run.state, "finished");
+});
+
+test("full keeps the reader's place in the same run only", () => {
+  const state = started();
+  const rounds = [round(0, [1]), round(1, [2]), round(2, [3])];
+  rounds.forEach((record, i) => state.receive(step("r", i + 1, "confu", record)));
+  state.moveTo(1, 4);
+  const full = (run) => ({ run, seq: 9, kind: "full", state: "finished", source: { kind: "live" }, trace: header({ confu: rounds }) });
+  state.receive(full("r"));
+  assert.deepStrictEqual([state.view.position, state.view.follow], [1, false]);
+  state.receive({ ...full("new"), position: 2 });
+  assert.strictEqual(state.view.position, 2);
+});
+
+test("a link's step is used by the next run that nobody scrubbed", () => {
+  const state = started();
+  state.receive({ run: "x", seq: 0, kind: "language", language: "en", step: 1 });
+  state.receive({ run: "r", seq: 9, kind: "full", state: "finished", source: { kind: "live" }, trace: header({ confu: [round(0, [1]), round(1, [2]), round(2, [3])] }) });
+  assert.strictEqual(state.view.position, 1);
+});
+
+test("in order of time a lane stands where its clock stands", () => {
+  const state = states.create();
+  const slow = [round(0, [1]), round(1, [2]), round(2, [3])];
+  const quick = slow.map((r) => ({ ...r, seconds: { draft: 0, verify: 0.01, rest: 0 } })).slice(0, 2);
+  state.receive({ run: "r", seq: 0, kind: "full", state: "finished", source: { kind: "file" }, trace: header({ eagle3: slow, confu: quick }) });
+  state.setAlign("time");
+  state.moveTo(0, 4);
+  assert.strictEqual(state.current(state.laneOf("confu")), 1);
+  assert.strictEqual(state.current(state.laneOf("eagle3")), 0);
+});
+
+test("two lanes at most are on show, links choose which", () => {
+  const state = states.create();
+  const trace = header();
+  trace.lanes.changed = { ...lane("confu"), intervention: { change: "remove future" } };
+  state.receive({ run: "r", seq: 0, kind: "full", state: "finished", source: { kind: "live" }, trace });
+  assert.deepStrictEqual(state.view.shown, ["confu", "changed"]);
+  state.showLane("eagle3");
+  assert.deepStrictEqual(state.view.shown, ["eagle3", "changed"]);
+  state.receive({ run: "q", seq: 0, kind: "full", state: "finished", source: { kind: "live" }, trace, panels: ["eagle3", "junk"] });
+  assert.deepStrictEqual(state.view.shown, ["eagle3"]);
+});
+
+test("a guess counts once per round", () => {
+  const state = started();
+  state.receive(step("r", 1, "confu", { ...round(0, [1]), tree: randomTree(5, 1) }));
+  state.togglePredict();
+  state.guess(state.laneOf("confu"), 2, 2);
+  state.guess(state.laneOf("confu"), 3, 2);
+  assert.deepStrictEqual([state.view.predict.right, state.view.predict.asked], [1, 1]);
 });

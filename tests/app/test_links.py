@@ -13,13 +13,14 @@ def test_a_full_link():
     link = parse(
         {
             "preset": "sky", "tokens": "32", "nodes": "60", "temperature": "0.7", "seed": "5",
-            "step": "7", "hide": "plain,junk,legend", "lang": "en", "__theme": "dark",
+            "step": "7", "hide": "plain,junk,legend", "a": "confu", "b": "junk", "lang": "en",
+            "__theme": "dark",
         },
         PRESETS,
     )  # fmt: skip
     assert link.preset == "sky" and link.step == 7 and link.language == "en"
     assert link.numbers == {"max_new_tokens": 32, "nodes": 60, "temperature": 0.7, "seed": 5}
-    assert link.hide == ("plain", "legend") and not link.ignored
+    assert link.hide == ("plain", "legend") and link.panels == ("confu",) and not link.ignored
 
 
 def test_junk_is_ignored_and_named():

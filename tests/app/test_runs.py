@@ -198,9 +198,9 @@ def test_the_endpoint_says_why_there_is_no_engine():
 def test_showing_a_recorded_trace_makes_it_the_sessions_run():
     runs, _ = desk()
     trace = make_trace(max_new_tokens=16)
-    message = json.loads(runs.show("me", trace, "recorded", position=3, hide=("plain",)))
+    message = json.loads(runs.show("me", trace, "recorded", position=3))
     assert message["source"] == {"kind": "recorded"} and message["position"] == 3
-    assert message["hide"] == ["plain"] and runs.trace("me") is trace
+    assert runs.trace("me") is trace
 
 
 def test_stop_is_quick_even_between_slow_rounds():

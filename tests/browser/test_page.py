@@ -175,20 +175,24 @@ def test_hostile_tokens_are_literal(visit):
     assert page.locator(".js-plotly-plot img, .chart-table img").count() == 0
 
 
+def wait_text(page, selector: str, *words: str) -> None:
+    for word in words:
+        page.locator(selector, has_text=word).first.wait_for()
+
+
 def test_node_details_by_mouse_and_by_key(visit):
     page = visit()
     page.wait_for_selector(".cfx-badge-recorded")
     page.locator("[data-lane=confu] .cfx-node.cfx-is-accepted").first.click()
-    card = page.locator(".cfx-card")
-    assert "Accepted" in card.inner_text() and "pinned" in card.inner_text()
+    wait_text(page, ".cfx-card", "Accepted", "pinned")
+    assert page.locator("[data-lane=confu] .cfx-chip.cfx-selected").count() == 1
     page.keyboard.press("Escape")
     page.locator(".cfx-canvas[data-lane=eagle3]").focus()
-    assert "root" in card.inner_text()
+    wait_text(page, ".cfx-card", "root")
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
-    page.wait_for_timeout(100)
-    assert "%" in card.inner_text() and "pinned" in card.inner_text()
+    wait_text(page, ".cfx-card", "pinned", "target wanted here")
 
 
 def test_table_shows_the_same_nodes(visit):
@@ -197,6 +201,7 @@ def test_table_shows_the_same_nodes(visit):
     page.locator(".cfx-canvas").first.focus()
     page.keyboard.press("t")
     rows = page.locator("[data-lane=confu] .cfx-table tbody tr")
+    rows.first.wait_for()
     assert rows.count() in (30, 31)
 
 
@@ -279,8 +284,7 @@ def test_predict_then_reveal_keeps_score(visit):
     page.get_by_role("button", name="Predict first").click()
     assert page.locator("[data-lane=confu] .cfx-is-accepted.cfx-node").count() == 0
     page.locator(".cfx-canvas[data-lane=confu] [data-node='1']").click()
-    page.wait_for_timeout(100)
-    assert "Score" in page.locator(".cfx-hint").inner_text()
+    wait_text(page, ".cfx-hint", "Score")
 
 
 def test_tour_moves_through_the_player(visit):

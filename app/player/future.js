@@ -1,0 +1,76 @@
+// What steers ConFu's draft: both routers (never averaged), and our reading of the future token.
+
+const confuFuture = (({ el, token, sign, sentence }, layout, story) => {
+  const REACH = 8; // tokens within which a reading may come true
+  const STILL = 0.005; // a change of weight too small to show
+
+  function create(stage, box) {
+    const { state } = stage;
+
+    /** The contemplating lane on show; with an intervention, the changed one is asked first. */
+    function contemplating() {
+      const able = (lane) => lane.rounds.some((r) => r.contemplate_router.length || r.future_router.length || r.future);
+      const lanes = state.run.lanes.filter(able);
+      return lanes.find((lane) => lane.name === state.view.tab) || lanes[0];
+    }
+
+    function draw() {
+      const lane = contemplating();
+      box.hidden = !lane;
+      if (!lane) return;
+      const record = state.recordOf(lane);
+      const before = lane.rounds[state.current(lane) - 1];
+      const origin = record ? story.steering(stage.speech, lane, record) : [];
+      for (const look of ["confu", "changed"]) box.classList.toggle(`cfx-m-${look}`, stage.look(lane) === look);
+      box.replaceChildren(
+        el("header", { class: "cfx-panel-head" }, sign(stage.look(lane)), el("h3", { text: stage.say("future.title", { method: stage.name(lane) }) }),
+          sentence("span", { class: "cfx-origin" }, origin)),
+        el("div", { class: "cfx-future-row" },
+          router("contemplate", record && record.contemplate_router, before && before.contemplate_router),
+          router("future", record && record.future_router, before && before.future_router),
+          readings(lane, record)));
+    }
+
+    function router(name, weights, before) {
+      const node = el("div", { class: "cfx-router", "data-router": name }, el("h4", { text: stage.say(`router.${name}`) }));
+      if (!weights || !weights.length) {
+        node.append(el("p", { class: "cfx-quiet", text: stage.say(`router.none_${name}`) }));
+        return node;
+      }
+      const rows = weights.map((weight, expert) => {
+        const change = before && before.length === weights.length ? weight - before[expert] : 0;
+        const mark = Math.abs(change) < STILL ? "" : change > 0 ? "▲" : "▼";
+        const signed = (change > 0 ? "+" : "") + change.toFixed(2);
+        return el("li", { class: weight > 0 ? "cfx-on" : null },
+          el("span", { class: "cfx-expert", text: `E${expert + 1}` }),
+          el("span", { class: "cfx-meter" }, el("span", { style: `width:${(100 * weight).toFixed(1)}%` })),
+          el("span", { class: "cfx-weight", text: weight > 0 ? weight.toFixed(2) : "–" }),
+          el("span", { class: "cfx-change", text: mark, title: mark ? stage.say("router.change", { change: signed }) : null }));
+      });
+      node.append(el("ol", { class: "cfx-experts" }, ...rows));
+      return node;
+    }
+
+    function readings(lane, record) {
+      const node = el("div", { class: "cfx-readings" },
+        el("h4", { text: stage.say("readings.title") }), el("p", { class: "cfx-quiet", text: stage.say("readings.note") }));
+      const future = record && record.future;
+      if (!future || !future.readings.length) {
+        node.append(el("p", { class: "cfx-quiet", text: stage.say("readings.none") }));
+        return node;
+      }
+      const following = layout.tokensOf(lane.rounds.slice(record.index));
+      node.append(el("ul", {}, ...future.readings.map((reading) => {
+        const when = layout.cameTrue(reading.text, following, REACH);
+        return el("li", { class: when ? "cfx-true" : null }, token(reading.text, 20),
+          el("span", { class: "cfx-weight", text: layout.percent(reading.prob) }),
+          el("span", { class: "cfx-came", text: when ? `✓ ${stage.say("readings.came", { n: when })}` : "" }));
+      })));
+      return node;
+    }
+
+    return { draw };
+  }
+
+  return { create };
+})(confuDom, confuLayout, confuStory);

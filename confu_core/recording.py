@@ -86,8 +86,10 @@ class Recorder(Observer):
         target_probs[0] = 1.0  # the root is text already
         best, choices = log_probs.max(-1)
         choice_ids, choice_probs = choices.tolist(), best.exp().tolist()
-        # Where the walk came by, the choice is what was drawn there.
-        for node, draw in zip((0, *acceptance.path), acceptance.draws, strict=False):
+        # Where the walk came by, the choice is what was drawn there; at a path's last node nothing
+        # was, if the run ended with it.
+        drawn_at = (0, *acceptance.path)[: len(acceptance.draws)]
+        for node, draw in zip(drawn_at, acceptance.draws, strict=True):
             choice_ids[node] = draw.token_id
             choice_probs[node] = float(log_probs[node, draw.token_id].exp())
         accepted = {0, *acceptance.path}
@@ -95,7 +97,7 @@ class Recorder(Observer):
         for node, parent in enumerate(tree.parents):
             if node in accepted:
                 states.append("accepted")
-            elif parent in accepted:
+            elif parent in drawn_at:
                 states.append("rejected")
             else:
                 states.append("not reached")

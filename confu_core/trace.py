@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
+import sys
 import types
 import typing
 from dataclasses import dataclass
@@ -384,7 +384,9 @@ def _read(kind: Any, value: Any, place: str) -> Any:
         return {k: _read(arguments[1], v, f"{place}.{k}") for k, v in value.items()}
     if kind is float:
         numeric = isinstance(value, int | float) and not isinstance(value, bool)
-        _demand(numeric and math.isfinite(value), place, "must be a finite number")
+        # False for NaN and infinity, and for whole numbers that no float can hold
+        finite = numeric and abs(value) <= sys.float_info.max
+        _demand(finite, place, "must be a finite number")
         return float(value)
     if kind is int:
         _demand(

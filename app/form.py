@@ -5,10 +5,17 @@ The ranges are those of the page's sliders and of teacher links; the core has th
 
 from dataclasses import dataclass, fields
 
-from confu_core.trace import Settings
+from confu_core.trace import Intervention, Settings
 
 METHODS = ("plain", "eagle3", "confu")
 MOST_CHARACTERS = 4000
+NO_CHANGE = "none"
+CHANGES = (
+    "remove future",
+    "swap future",
+    "force contemplate expert",
+    "force future expert",
+)
 
 
 @dataclass(frozen=True)
@@ -44,3 +51,14 @@ def settings_of(values: tuple[float, ...]) -> Settings:
     """`Settings` from the form's numbers, in the order of `FIELDS`."""
     named = zip(FIELDS, values, strict=True)
     return Settings(**{f.name: type(f.default)(value) for f, value in named})
+
+
+def intervention_of(change: str, expert: float | None, donor: str) -> Intervention | None:
+    """What to change about ConFu in a lane of its own. `expert` counts from 1, as the page does."""
+    if change not in CHANGES:
+        return None
+    return Intervention(
+        change=change,
+        expert=int(expert or 1) - 1 if "expert" in change else None,
+        donor=donor if change == "swap future" else None,
+    )

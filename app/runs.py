@@ -18,8 +18,9 @@ from typing import Any, Literal
 from app.form import METHODS
 from app.text import say
 from app.views import progress, wire
+from app.views.chart import lane_name
 from confu_core.errors import ConFuError
-from confu_core.trace import RoundRecord, Settings, Trace
+from confu_core.trace import Intervention, RoundRecord, Settings, Trace
 
 log = logging.getLogger(__name__)
 
@@ -154,6 +155,7 @@ class Runs:
         prompt: str,
         methods: Sequence[str],
         settings: Settings,
+        intervention: Intervention | None = None,
     ) -> Iterator[Frame]:
         """Frames of one run, from waiting for the engine to the finished trace.
 
@@ -178,7 +180,9 @@ class Runs:
             return
         events: Iterator[Any] | None = None
         try:
-            events = self.slot.engine.compare(prompt, settings, usable, run.stop.is_set)
+            events = self.slot.engine.compare(
+                prompt, settings, usable, run.stop.is_set, intervention=intervention
+            )
             yield from self._frames(run, events, language)
         except ConFuError as error:
             yield Frame(progress.line(str(error), "error"), running=False)
@@ -308,7 +312,7 @@ def finished_line(trace: Trace, language: str) -> str:
         say(
             language,
             "progress.finished",
-            taus=", ".join(f"{say(language, f'method.{la.method}')} {la.tau:.2f}" for la in lanes),
+            taus=", ".join(f"{lane_name(la, language)} {la.tau:.2f}" for la in lanes),
             seconds=f"{sum(lane.seconds for lane in lanes):.1f}",
         ),
         "done",

@@ -12,7 +12,15 @@ from typing import Any
 import gradio as gr
 
 from app import links, player, recorded
-from app.form import FIELDS, METHODS, MOST_CHARACTERS, settings_of
+from app.form import (
+    CHANGES,
+    FIELDS,
+    METHODS,
+    MOST_CHARACTERS,
+    NO_CHANGE,
+    intervention_of,
+    settings_of,
+)
 from app.lessons import EXAMPLES, Example
 from app.runs import EngineSource, Frame, Runs, engine_line
 from app.text import DEFAULT, LANGUAGES, choose, say
@@ -177,6 +185,31 @@ class _Page:
                 )
             with gr.Row():
                 self.numbers = [self._number(field) for field in FIELDS]
+            with gr.Row():
+                self.change = self.words(
+                    gr.Dropdown(
+                        self._changes(DEFAULT),
+                        value=NO_CHANGE,
+                        label=en("form.change"),
+                        info=en("form.change_info"),
+                        scale=2,
+                    ),
+                    label="form.change",
+                    info="form.change_info",
+                )
+                self.expert = self.words(
+                    gr.Number(1, minimum=1, precision=0, label=en("form.expert"), visible=False),
+                    label="form.expert",
+                )
+                self.donor = self.words(
+                    gr.Textbox(
+                        label=en("form.donor"),
+                        max_length=MOST_CHARACTERS,
+                        visible=False,
+                        scale=2,
+                    ),
+                    label="form.donor",
+                )
         self.words(self.accordion, label="form.settings")
         self.progress = gr.HTML(progress.line(""), elem_id="progress")
         self.player = step_player()
@@ -190,6 +223,12 @@ class _Page:
                 *self._tab("tab.speed", 2),
             ]
         self.timer = gr.Timer(1.0, active=True)
+
+    @staticmethod
+    def _changes(language: str) -> list[tuple[str, str]]:
+        """The choices of the intervention, as (words, value)."""
+        named = [(say(language, f"form.{change.replace(' ', '_')}"), change) for change in CHANGES]
+        return [(say(language, "form.no_change"), NO_CHANGE), *named]
 
     def _number(self, field) -> Any:
         options = {"label": say(DEFAULT, f"field.{field.name}"), "min_width": 150}
@@ -228,13 +267,16 @@ class _Page:
         running = gr.on(
             [self.run.click, self.prompt.submit],
             self.on_run,
-            [self.language, *form],
+            [self.language, self.change, self.expert, self.donor, *form],
             frame,
             concurrency_id=COMPUTE,
             concurrency_limit=1,
             **quiet,
         )
         running.then(self.on_draw, self.language, charts, **quiet)
+        self.change.input(
+            self.on_change, self.change, [self.expert, self.donor], queue=False, **quiet
+        )
         self.stop.click(
             self.on_stop, self.language, frame, cancels=[running], queue=False, **quiet
         ).then(self.on_draw, self.language, charts, **quiet)
@@ -268,6 +310,8 @@ class _Page:
         updates: list[Any] = [lesson.head(language), lesson.body(language)]
         for component, keys in self.texts:
             fresh = {name: say(language, key) for name, key in keys.items()}
+            if component is self.change:
+                fresh["choices"] = self._changes(language)
             if component is self.methods:
                 fresh["choices"] = [(say(language, f"method.{name}"), name) for name in METHODS]
             updates.append(gr.update(**fresh))
@@ -319,6 +363,9 @@ class _Page:
         self,
         request: gr.Request,
         language: str,
+        change: str,
+        expert: float | None,
+        donor: str,
         prompt: str,
         methods: list[str],
         *numbers: float,
@@ -326,11 +373,12 @@ class _Page:
         session = request.session_hash
         try:
             settings = settings_of(numbers)
+            intervention = intervention_of(change, expert, donor)
         except (TypeError, ValueError):
             line = progress.line(say(language, "error.numbers"), "error")
             yield self._outputs(Frame(line, running=False))
             return
-        frames = self.runs.stream(session, language, prompt, methods, settings)
+        frames = self.runs.stream(session, language, prompt, methods, settings, intervention)
         try:
             for count, frame in enumerate(frames):
                 yield self._outputs(frame, buttons=count == 0 or not frame.running)
@@ -344,6 +392,11 @@ class _Page:
             gr.update(interactive=not frame.running) if buttons else gr.skip(),
             gr.update(interactive=frame.running) if buttons else gr.skip(),
         )
+
+    @staticmethod
+    def on_change(change: str) -> tuple[Any, Any]:
+        """Ask only for what the chosen intervention needs."""
+        return gr.update(visible="expert" in change), gr.update(visible=change == "swap future")
 
     def on_stop(self, language: str, request: gr.Request) -> tuple[Any, ...]:
         return self._outputs(self.runs.stop(request.session_hash, language))

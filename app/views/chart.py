@@ -4,9 +4,31 @@ from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
-COLOURS = {"plain": "#6B7280", "eagle3": "#CC79A7", "confu": "#009E73"}
-SYMBOLS = {"plain": "triangle-up", "eagle3": "circle", "confu": "square"}
-DASHES = {"plain": "dot", "eagle3": "dash", "confu": "solid"}
+from app.text import say
+from app.views.marks import visible
+from confu_core.trace import Lane
+
+COLOURS = {"plain": "#6B7280", "eagle3": "#CC79A7", "confu": "#009E73", "changed": "#D55E00"}
+SYMBOLS = {"plain": "triangle-up", "eagle3": "circle", "confu": "square", "changed": "diamond"}
+DASHES = {"plain": "dot", "eagle3": "dash", "confu": "solid", "changed": "dashdot"}
+
+
+def look(lane: Lane) -> str:
+    """The key of a lane's colour, symbol and dash; a method of a file may be unknown here."""
+    if lane.intervention:
+        return "changed"
+    return lane.method if lane.method in COLOURS else "plain"
+
+
+def lane_name(lane: Lane, language: str) -> str:
+    """A lane as the page calls it, with what was changed, if anything."""
+    known = lane.method in COLOURS
+    method = say(language, f"method.{lane.method}") if known else visible(lane.method)
+    if lane.intervention is None:
+        return method
+    key = f"change.{lane.intervention.change.replace(' ', '_')}"
+    what = say(language, key, expert=f"E{(lane.intervention.expert or 0) + 1}")
+    return say(language, "method.changed", method=method, what=what)
 
 
 @dataclass(frozen=True)

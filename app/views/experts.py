@@ -59,7 +59,10 @@ def chart(trace: Trace, router: str, language: str) -> Chart:
 
 
 def _rounds(lane: Lane, router: str) -> list[RoundRecord]:
-    return [record for record in lane.rounds if _weights(record, router)]
+    """Rounds with this router's weights, all of one length (a file may hold anything)."""
+    rounds = [record for record in lane.rounds if _weights(record, router)]
+    count = len(_weights(rounds[0], router)) if rounds else 0
+    return [record for record in rounds if len(_weights(record, router)) == count]
 
 
 def _weights(record: RoundRecord, router: str) -> tuple[float, ...]:

@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass
 
+import plotly.graph_objects as go
+
 from app.text import say
-from app.views.chart import COLOURS, Chart, figure
+from app.views.chart import COLOURS, DASHES, SYMBOLS, Chart, figure, lane_name, look
 from app.views.marks import safe, table, visible
-from confu_core.trace import RoundRecord, Trace
+from confu_core.trace import Lane, RoundRecord, Trace
 
 # Okabe-Ito without the colours that mean something else here; each group has its own symbol too.
 _GROUPS = (
@@ -29,16 +31,9 @@ class Reference:
 
 def chart(trace: Trace, language: str, reference: Reference | None = None) -> Chart:
     """Points in order of the rounds, joined; hover tells what the text did then."""
-    rounds = [
-        record
-        for lane in trace.lanes.values()
-        for record in lane.rounds
-        if record.future is not None and record.future.point is not None
-    ]
-    if not rounds:
+    trails = [(lane, _placed(lane)) for lane in trace.lanes.values() if _placed(lane)]
+    if not trails:
         return Chart(None, say(language, "futures.none"))
-    xs = [record.future.point[0] for record in rounds]
-    ys = [record.future.point[1] for record in rounds]
     drawing = figure(
         480,
         xaxis={"title": {"text": _axis(language, 1, reference)}},
@@ -47,37 +42,59 @@ def chart(trace: Trace, language: str, reference: Reference | None = None) -> Ch
     )
     if reference:
         _add_reference(drawing, reference)
-    drawing.add_scatter(
-        x=xs,
-        y=ys,
-        name=say(language, "futures.run"),
-        mode="lines+markers+text",
-        line={"color": COLOURS["confu"], "width": 1.5},
-        marker={
-            "size": 11,
-            "symbol": "square",
+    for lane, rounds in trails:
+        _add_trail(drawing, lane, rounds, language, main=lane is trails[0][0])
+    sentence = say(language, "futures.sentence", n=len(trails[0][1]))
+    if reference:
+        share = f"{sum(reference.explained):.0%}"
+        sentence += " " + say(language, "futures.explained", share=share)
+    rows = [
+        [
+            lane_name(lane, language),
+            str(record.index),
+            *(f"{value:.2f}" for value in record.future.point),
+            visible(_gained(record), 60),
+            visible(_words(record), 80),
+        ]
+        for lane, rounds in trails
+        for record in rounds
+    ]
+    heads = ["chart.method", "chart.round", "futures.first", "futures.second", "chart.gained"]
+    heads.append("futures.words")
+    return Chart(drawing, sentence, table(language, [say(language, h) for h in heads], rows))
+
+
+def _placed(lane: Lane) -> list[RoundRecord]:
+    return [r for r in lane.rounds if r.future is not None and r.future.point is not None]
+
+
+def _add_trail(
+    drawing: go.Figure, lane: Lane, rounds: list[RoundRecord], language: str, main: bool
+) -> None:
+    """One lane's points in order of the rounds; the main lane's are coloured by round."""
+    marker = {"size": 11, "symbol": SYMBOLS[look(lane)], "line": {"width": 1, "color": "#888"}}
+    if main:
+        marker |= {
             "color": list(range(len(rounds))),
             "colorscale": "Cividis",
             "showscale": True,
             "colorbar": {"title": {"text": say(language, "chart.round")}, "thickness": 12},
-            "line": {"width": 1, "color": "#888"},
-        },
+        }
+    else:
+        marker["color"] = COLOURS[look(lane)]
+    drawing.add_scatter(
+        x=[record.future.point[0] for record in rounds],
+        y=[record.future.point[1] for record in rounds],
+        name=say(language, "futures.run", method=lane_name(lane, language)),
+        mode="lines+markers+text",
+        line={"color": COLOURS[look(lane)], "width": 1.5, "dash": DASHES[look(lane)]},
+        marker=marker,
         text=[str(record.index) for record in rounds],
         textposition="top center",
         textfont={"size": 11},
         customdata=[[safe(_gained(r), 40), safe(_words(r), 60)] for r in rounds],
         hovertemplate=say(language, "futures.hover") + "<extra></extra>",
     )
-    sentence = say(language, "futures.sentence", n=len(rounds))
-    if reference:
-        share = f"{sum(reference.explained):.0%}"
-        sentence += " " + say(language, "futures.explained", share=share)
-    rows = [
-        [str(r.index), f"{x:.2f}", f"{y:.2f}", visible(_gained(r), 60), visible(_words(r), 80)]
-        for r, x, y in zip(rounds, xs, ys, strict=True)
-    ]
-    heads = ["chart.round", "futures.first", "futures.second", "chart.gained", "futures.words"]
-    return Chart(drawing, sentence, table(language, [say(language, h) for h in heads], rows))
 
 
 def _axis(language: str, number: int, reference: Reference | None) -> str:
@@ -85,7 +102,7 @@ def _axis(language: str, number: int, reference: Reference | None) -> str:
     return f"{name} ({reference.explained[number - 1]:.0%})" if reference else name
 
 
-def _add_reference(drawing, reference: Reference) -> None:
+def _add_reference(drawing: go.Figure, reference: Reference) -> None:
     groups = sorted({group for group, _, _ in reference.points})
     for number, group in enumerate(groups):
         colour, symbol = _GROUPS[number % len(_GROUPS)]

@@ -3,7 +3,7 @@
 from statistics import mean, median
 
 from app.text import say
-from app.views.chart import COLOURS, DASHES, SYMBOLS, Chart, figure
+from app.views.chart import COLOURS, DASHES, SYMBOLS, Chart, figure, lane_name, look
 from app.views.marks import table
 from confu_core.trace import Lane, Trace
 
@@ -33,15 +33,15 @@ def race(trace: Trace, language: str) -> Chart:
         drawing.add_scatter(
             x=seconds,
             y=tokens,
-            name=say(language, f"method.{lane.method}"),
+            name=lane_name(lane, language),
             mode="lines+markers",
             line={
                 "shape": "hv",
                 "width": 2,
-                "color": COLOURS[lane.method],
-                "dash": DASHES[lane.method],
+                "color": COLOURS[look(lane)],
+                "dash": DASHES[look(lane)],
             },
-            marker={"size": 6, "symbol": SYMBOLS[lane.method]},
+            marker={"size": 6, "symbol": SYMBOLS[look(lane)]},
             hovertemplate="%{x:.2f} s, %{y}<extra>%{fullData.name}</extra>",
         )
     return Chart(drawing, _race_sentence(trace, lanes, language), _race_table(lanes, language))
@@ -64,7 +64,7 @@ def phases(trace: Trace, language: str) -> Chart:
         drawing.add_bar(
             orientation="h",
             name=say(language, f"speed.{phase}"),
-            y=[say(language, f"method.{lane.method}") for lane in lanes],
+            y=[lane_name(lane, language) for lane in lanes],
             x=[_mean_ms(lane, phase) for lane in lanes],
             marker={
                 "color": _PHASE_COLOURS[phase],
@@ -76,7 +76,7 @@ def phases(trace: Trace, language: str) -> Chart:
         say(
             language,
             "speed.phase_part",
-            method=say(language, f"method.{lane.method}"),
+            method=lane_name(lane, language),
             ms=f"{_median_ms(lane):.0f}",
             n=len(lane.rounds) - 1,
             rows=f"{mean(r.target_rows for r in lane.rounds[1:]):.0f}",
@@ -89,7 +89,7 @@ def phases(trace: Trace, language: str) -> Chart:
     heads.append(say(language, "speed.rows"))
     rows = [
         [
-            say(language, f"method.{lane.method}"),
+            lane_name(lane, language),
             *(f"{_mean_ms(lane, phase):.1f}" for phase in PHASES),
             f"{mean(r.target_rows for r in lane.rounds[1:]):.1f}",
         ]
@@ -111,7 +111,7 @@ def _race_sentence(trace: Trace, lanes: list[Lane], language: str) -> str:
         say(
             language,
             "speed.race_part",
-            method=say(language, f"method.{lane.method}"),
+            method=lane_name(lane, language),
             tokens=len(lane.tokens),
             passes=lane.target_passes,
             tau=f"{lane.tau:.2f}",
@@ -132,7 +132,7 @@ def _race_table(lanes: list[Lane], language: str) -> str:
     heads = ["chart.method", "race.tokens", "race.passes", "race.tau", "race.seconds"]
     rows = [
         [
-            say(language, f"method.{lane.method}"),
+            lane_name(lane, language),
             str(len(lane.tokens)),
             str(lane.target_passes),
             f"{lane.tau:.2f}",

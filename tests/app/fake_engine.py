@@ -20,6 +20,7 @@ from confu_core.errors import PromptError, SettingsError
 from confu_core.trace import (
     Future,
     Head,
+    Intervention,
     Lane,
     Reading,
     RoundRecord,
@@ -33,6 +34,7 @@ from confu_core.trace import (
 
 METHODS = ("plain", "eagle3", "confu")
 GROUPS = ("code", "lists", "stories")
+SKILL = {"eagle3": 0.62, "confu": 0.72, "changed": 0.5}
 EXPERTS = 8
 CONTEXT = 2048
 
@@ -97,7 +99,7 @@ class FakeEngine:
     there; `unavailable` are methods whose heads are "missing"."""
 
     pause: float = 0.0
-    skill: dict[str, float] = field(default_factory=lambda: {"eagle3": 0.62, "confu": 0.72})
+    skill: dict[str, float] = field(default_factory=lambda: dict(SKILL))
     break_at: int | None = None
     unavailable: tuple[str, ...] = ()
     rounds_done: int = 0
@@ -127,6 +129,7 @@ class FakeEngine:
         settings: Settings,
         methods: Sequence[str] = METHODS,
         should_stop: Callable[[], bool] = lambda: False,
+        intervention: Intervention | None = None,
     ) -> Iterator[Started | Advanced | Finished]:
         if not prompt.strip():
             raise PromptError("The prompt is empty. Type a question or choose an example.")
@@ -136,7 +139,7 @@ class FakeEngine:
             raise SettingsError(
                 f"Tree size is {settings.nodes}, but must be between 1 (root only) and 256."
             )
-        return self._counted(prompt, settings, methods, should_stop)
+        return self._counted(prompt, settings, methods, should_stop, intervention)
 
     def _counted(self, *arguments: Any) -> Iterator[Started | Advanced | Finished]:
         self.open_runs += 1
@@ -151,25 +154,27 @@ class FakeEngine:
         settings: Settings,
         methods: Sequence[str],
         should_stop: Callable[[], bool],
+        intervention: Intervention | None,
     ) -> Iterator[Started | Advanced | Finished]:
+        heads = {name: Head(f"{name}-fake", "0" * 64, True) for name in METHODS[1:]}
+        lanes = {name: Lane(name, heads.get(name)) for name in methods}
+        if intervention:
+            lanes["changed"] = Lane("confu", heads["confu"], intervention)
         header = Trace(
             prompt=prompt,
             prompt_tokens=self.count_tokens(prompt),
             settings=settings,
             target=TargetInfo("fake/tiny", "0" * 64, 7, 32, 256, "cpu", "float32"),
-            lanes={
-                name: Lane(name, None if name == "plain" else Head(f"{name}-fake", "0" * 64, True))
-                for name in methods
-            },
+            lanes=lanes,
             created="2026-11-29T12:00:00Z",
         )
         yield Started(header)
         answer = answer_pieces(prompt, settings)
-        lanes = {
-            name: _FakeLane(name, self, settings, answer, header.prompt_tokens) for name in methods
+        runners = {
+            name: _FakeLane(name, self, settings, answer, header.prompt_tokens) for name in lanes
         }
-        while any(not lane.done for lane in lanes.values()):
-            lane = min((la for la in lanes.values() if not la.done), key=lambda la: la.used)
+        while any(not lane.done for lane in runners.values()):
+            lane = min((la for la in runners.values() if not la.done), key=lambda la: la.used)
             if self.pause:
                 time.sleep(self.pause)
             record = lane.advance(cancelled=should_stop())
@@ -180,7 +185,7 @@ class FakeEngine:
                 header,
                 lanes={
                     name: replace(header.lanes[name], rounds=tuple(lane.rounds), text=lane.text)
-                    for name, lane in lanes.items()
+                    for name, lane in runners.items()
                 },
             )
         )
@@ -230,7 +235,7 @@ class _FakeLane:
         gained = [(self.answer[self.written + i], "accepted") for i in range(len(path))]
         if len(gained) < left:
             gained.append((self.answer[self.written + len(path)], "bonus"))
-        contemplates = self.name == "confu"
+        contemplates = self.name in ("confu", "changed")
         rows = self.prompt if prefill else max(1, len(tree.token_ids))
         record = RoundRecord(
             index=index,

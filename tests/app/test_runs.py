@@ -7,7 +7,7 @@ import time
 import pytest
 from fake_engine import FakeEngine, make_trace
 
-from app.form import METHODS
+from app.form import METHODS, intervention_of
 from app.runs import Runs, RunStore
 from confu_core.errors import CheckpointError, ConFuError, SettingsError
 from confu_core.trace import Settings
@@ -152,7 +152,7 @@ def test_errors_become_sentences_and_lose_nothing(prompt, settings, word):
 
 def test_an_unexpected_error_is_logged_and_not_shown_raw(caplog):
     class Broken(FakeEngine):
-        def compare(self, *arguments):
+        def compare(self, *arguments, **options):
             raise RuntimeError("secret detail")
 
     runs, _ = desk(Broken())
@@ -212,3 +212,24 @@ def test_stop_is_quick_even_between_slow_rounds():
     runs.stop("me", "en")
     list(frames)
     assert time.monotonic() - begin < 1 and engine.open_runs == 0
+
+
+def test_an_intervention_runs_in_a_lane_of_its_own():
+    runs, _ = desk()
+    change = intervention_of("force future expert", 3, "")
+    sent = messages(runs.stream("me", "en", "Why?", METHODS, SHORT, change))
+    lanes = sent[-1]["trace"]["lanes"]
+    assert list(lanes) == [*METHODS, "changed"]
+    assert lanes["changed"]["intervention"] == {
+        "change": "force future expert",
+        "expert": 2,
+        "donor": None,
+    }
+    assert lanes["changed"]["text"] == lanes["plain"]["text"]
+
+
+def test_interventions_of_the_form():
+    assert intervention_of("none", 1, "x") is None
+    assert intervention_of("swap future", 4, "other").donor == "other"
+    assert intervention_of("remove future", 4, "other").expert is None
+    assert intervention_of("force contemplate expert", None, "").expert == 0

@@ -8,7 +8,7 @@ from fake_engine import HOSTILE, FakeEngine, make_trace
 
 from app.text import LANGUAGES
 from app.views import experts, futures, lesson, marks, progress, speed, wire
-from confu_core.trace import Trace
+from confu_core.trace import Intervention, Trace
 
 CHARTS = {
     "contemplate": lambda trace, language: experts.chart(trace, "contemplate", language),
@@ -97,3 +97,26 @@ def test_progress_escapes_and_is_bounded():
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_lesson_has_no_open_places(language):
     assert "{" not in lesson.head(language) + lesson.body(language)
+
+
+def test_a_changed_lane_has_its_own_name_and_trail(trace):
+    change = Intervention("remove future")
+    *_, last = FakeEngine().compare("why", trace.settings, intervention=change)
+    drawn = futures.chart(last.trace, "en").figure
+    assert len(drawn.data) == 2 and drawn.data[0].name != drawn.data[1].name
+    assert "withheld" in speed.race(last.trace, "en").sentence
+
+
+@pytest.mark.parametrize("name", CHARTS)
+def test_odd_traces_from_files_raise_nothing(trace, name):
+    lane = trace.lanes["confu"]
+    first, *rest = lane.rounds
+    odd = replace(
+        lane,
+        method="<b>evil</b>",
+        rounds=(replace(first, contemplate_router=(1.0,), tokens=()), *rest[:3]),
+    )
+    chart = CHARTS[name](replace(trace, lanes={"x": odd}), "en")
+    assert "<b>" not in chart.table
+    if chart.figure:
+        assert "<b>evil" not in chart.figure.to_json()

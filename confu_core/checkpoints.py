@@ -151,6 +151,8 @@ def _read_config(folder: Path) -> dict:
 def _read_tensors(folder: Path, files: dict[str, str]) -> dict[str, torch.Tensor]:
     tensors: dict[str, torch.Tensor] = {}
     for name, digest in files.items():
+        if Path(name).name != name:
+            raise CheckpointError(f"{folder / 'config.json'} names a file elsewhere: {name!r}.")
         path = folder / name
         if not path.is_file():
             raise CheckpointError(f"{path} is missing. Fetch the whole checkpoint folder again.")

@@ -90,6 +90,7 @@ def launch_options() -> dict[str, Any]:
     """What `launch` must be told so that the page looks and behaves the same everywhere."""
     return {
         "css": files("app").joinpath("page.css").read_text(encoding="utf-8"),
+        "theme": gr.themes.Default(primary_hue="blue"),
         "ssr_mode": False,
         "footer_links": [],
         "run_history": False,

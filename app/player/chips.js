@@ -3,7 +3,8 @@
 const confuChips = (({ el, token }, layout) => {
   function create(stage, lane) {
     const { state } = stage;
-    const box = el("div", { class: "cfx-chips", role: "group" });
+    const text = el("div", { class: "cfx-text" });
+    const box = el("div", { class: "cfx-chips", role: "group", tabindex: "0" }, text);
 
     function nodeOf(chip) {
       const record = lane.rounds[Number(chip.dataset.round)];
@@ -26,31 +27,72 @@ const confuChips = (({ el, token }, layout) => {
     box.addEventListener("pointerover", hover);
     box.addEventListener("pointerleave", stage.unpoint);
 
-    /** Chips up to a round; before its last phase without that round's own tokens. */
-    function draw(index, phase) {
-      const begins = layout.starts(lane.rounds);
-      const marked = state.selectedIndex();
-      const own = state.view.selected && state.view.selected.lane === lane.name;
-      const chips = [];
-      for (let r = 0; r <= (phase < 4 ? index - 1 : index); r++) {
-        lane.rounds[r].tokens.forEach((item, step) => {
-          const classes = ["cfx-chip", item.origin === "bonus" ? "cfx-chip-target" : "cfx-chip-accepted"];
-          if (r === index) classes.push("cfx-new");
-          // The same place in the text is marked in every lane.
-          if (begins[r] + step === marked) classes.push(own ? "cfx-selected" : "cfx-twin");
-          chips.push(el("button", {
-            type: "button", class: classes.join(" "), tabindex: "-1", "data-round": r, "data-step": step,
-            "aria-label": stage.say("chip.label", { token: layout.visible(item.text, 60), origin: stage.say(`origin.${item.origin}`), round: r }),
-          }, token(item.text, 40)));
-          if (/\n/.test(item.text)) chips.push(el("span", { class: "cfx-break", "aria-hidden": "true" }));
-        });
-      }
-      box.setAttribute("aria-label", stage.say("chip.box", { method: stage.name(lane) }));
-      box.replaceChildren(...chips);
-      box.scrollTop = box.scrollHeight;
+    // Chips are made once and kept: a step adds a few, a move shows more or fewer of them.
+    let made = []; // {chip, after} by answer position
+    let language = null;
+    let shown = 0;
+    let marked = [];
+
+    function make(record, step) {
+      const item = record.tokens[step];
+      const origin = item.origin === "bonus" ? "cfx-chip-target" : "cfx-chip-accepted";
+      const label = stage.say("chip.label", { token: layout.visible(item.text, 60), origin: stage.say(`origin.${item.origin}`), round: record.index });
+      const chip = el("button", {
+        type: "button", class: `cfx-chip ${origin}`, tabindex: "-1", "data-round": record.index, "data-step": step, "aria-label": label,
+      }, token(item.text, 40));
+      return { chip, after: /\n/.test(item.text) ? el("span", { class: "cfx-break", "aria-hidden": "true" }) : null };
     }
 
-    return { box, draw, clear: () => box.replaceChildren() };
+    function prepare() {
+      if (language !== stage.speech.language) clear();
+      language = stage.speech.language;
+      const begins = layout.starts(lane.rounds);
+      lane.rounds.forEach((record, index) => record.tokens.forEach((_, step) => {
+        if (begins[index] + step === made.length) made.push(make(record, step));
+      }));
+      return begins;
+    }
+
+    function showUpTo(end) {
+      for (; shown < end; shown++) {
+        const { chip, after } = made[shown];
+        text.append(chip);
+        if (after) text.append(after);
+      }
+      for (; shown > end; shown--) {
+        const { chip, after } = made[shown - 1];
+        chip.remove();
+        if (after) after.remove();
+      }
+    }
+
+    /** Chips up to a round; before its last phase without that round's own tokens. */
+    function draw(index, phase) {
+      const begins = prepare();
+      const start = begins[index];
+      const end = phase < 4 ? start : start + lane.rounds[index].tokens.length;
+      showUpTo(end);
+      for (const chip of marked) chip.classList.remove("cfx-new", "cfx-selected", "cfx-twin");
+      marked = made.slice(start, end).map(({ chip }) => chip);
+      for (const chip of marked) chip.classList.add("cfx-new");
+      const at = state.selectedIndex();
+      if (at >= 0 && at < end) {
+        // The same place in the text is marked in every lane.
+        const own = state.view.selected.lane === lane.name;
+        made[at].chip.classList.add(own ? "cfx-selected" : "cfx-twin");
+        marked.push(made[at].chip);
+      }
+      box.setAttribute("aria-label", stage.say("chip.box", { method: stage.name(lane) }));
+    }
+
+    function clear() {
+      text.replaceChildren();
+      made = [];
+      shown = 0;
+      marked = [];
+    }
+
+    return { box, draw, clear };
   }
 
   return { create };

@@ -14,16 +14,23 @@ const confuFuture = (({ el, token, sign, sentence }, layout, story) => {
       return lanes.find((lane) => lane.name === state.view.tab) || lanes[0];
     }
 
+    let painted = "";
+
     function draw() {
       const lane = contemplating();
       box.hidden = !lane;
       if (!lane) return;
+      // A reading may still come true while later rounds arrive.
+      const known = Math.min(lane.rounds.length, state.current(lane) + REACH);
+      const now = JSON.stringify([state.run.id, lane.name, state.current(lane), known, stage.speech.language]);
+      if (now === painted) return;
+      painted = now;
       const record = state.recordOf(lane);
       const before = lane.rounds[state.current(lane) - 1];
       const origin = record ? story.steering(stage.speech, lane, record) : [];
       for (const look of ["confu", "changed"]) box.classList.toggle(`cfx-m-${look}`, stage.look(lane) === look);
       box.replaceChildren(
-        el("header", { class: "cfx-panel-head" }, sign(stage.look(lane)), el("h3", { text: stage.say("future.title", { method: stage.name(lane) }) }),
+        el("header", { class: "cfx-panel-head" }, sign(stage.look(lane)), el("h2", { text: stage.say("future.title", { method: stage.name(lane) }) }),
           sentence("span", { class: "cfx-origin" }, origin)),
         el("div", { class: "cfx-future-row" },
           router("contemplate", record && record.contemplate_router, before && before.contemplate_router),
@@ -32,7 +39,7 @@ const confuFuture = (({ el, token, sign, sentence }, layout, story) => {
     }
 
     function router(name, weights, before) {
-      const node = el("div", { class: "cfx-router", "data-router": name }, el("h4", { text: stage.say(`router.${name}`) }));
+      const node = el("div", { class: "cfx-router", "data-router": name }, el("h3", { text: stage.say(`router.${name}`) }));
       if (!weights || !weights.length) {
         node.append(el("p", { class: "cfx-quiet", text: stage.say(`router.none_${name}`) }));
         return node;
@@ -53,7 +60,7 @@ const confuFuture = (({ el, token, sign, sentence }, layout, story) => {
 
     function readings(lane, record) {
       const node = el("div", { class: "cfx-readings" },
-        el("h4", { text: stage.say("readings.title") }), el("p", { class: "cfx-quiet", text: stage.say("readings.note") }));
+        el("h3", { text: stage.say("readings.title") }), el("p", { class: "cfx-quiet", text: stage.say("readings.note") }));
       const future = record && record.future;
       if (!future || !future.readings.length) {
         node.append(el("p", { class: "cfx-quiet", text: stage.say("readings.none") }));

@@ -22,7 +22,7 @@ const confuPanel = (({ el, token, sign, sentence }, layout, story, tree, chips) 
       answer: el("p", { class: "cfx-budget-answer", "aria-live": "polite" }),
       question: el("summary"),
       budget: el("details", { class: "cfx-budget" }),
-      title: el("h3"),
+      title: el("h2"),
     };
     part.budget.append(part.question, part.range, part.answer);
     part.budget.addEventListener("toggle", () => { if (!part.budget.open) delete view.budget[lane.name]; stage.invalidate(); });
@@ -37,8 +37,24 @@ const confuPanel = (({ el, token, sign, sentence }, layout, story, tree, chips) 
 
     // ---- Painting ------------------------------------------------------------------------------
 
+    let painted = "";
+
+    /** Everything that this panel's picture depends on. */
+    function look(index, narrow) {
+      const open = view.open[`${lane.name}/${index}`];
+      const { on, guess } = view.predict;
+      return JSON.stringify([
+        index, lane.rounds.length > 0 && state.phaseOf(lane.rounds[index]), narrow, view.table, view.solo,
+        view.expanded.has(lane.name), view.selected, open && [...open], view.budget[lane.name], part.budget.open,
+        on, guess[lane.name], stage.speech.language, lane.error,
+      ]);
+    }
+
     function draw(narrow) {
       const index = state.current(lane);
+      const now = look(index, narrow);
+      if (now === painted) return;
+      painted = now;
       const record = lane.rounds[index];
       const expanded = view.expanded.has(lane.name);
       box.setAttribute("aria-label", stage.name(lane));
@@ -98,7 +114,7 @@ const confuPanel = (({ el, token, sign, sentence }, layout, story, tree, chips) 
       });
       if (chosen !== null) canvas.setAttribute("aria-activedescendant", `${id}-${chosen}`);
       const place = `${record.index}/${narrow}/${expanded}`;
-      if (canvas.dataset.place !== place) showEnd(drawing);
+      if (canvas.dataset.place !== place) stage.later(() => showEnd(drawing));
       canvas.dataset.place = place;
     }
 

@@ -16,6 +16,7 @@ function confuPlayer(element, assets, host) {
   let frame = 0;
   let spot = null; // what the tour points at, as a selector
   let panels = {};
+  let width = 0; // of the player, kept so that painting need not measure
 
   const parts = {
     badge: el("span", { class: "cfx-badge" }),
@@ -49,7 +50,7 @@ function confuPlayer(element, assets, host) {
     say: (key, parameters) => speech.say(key, parameters),
     look: (lane) => (lane.intervention ? "changed" : lane.method),
     name: nameOf,
-    invalidate, select, point, unpoint, hasMoved, jumpTo, leaveTree, linkTo, copy,
+    invalidate, later, select, point, unpoint, hasMoved, jumpTo, leaveTree, linkTo, copy,
   };
   const { say } = stage;
   const race = confuRace.create(stage, parts.race, parts.verdict);
@@ -145,7 +146,6 @@ function confuPlayer(element, assets, host) {
       el("option", { value, text: say(`align.${value}`), selected: value === view.align })));
     empty.textContent = say("player.empty");
     card.drawLegend();
-    race.forget();
     invalidate();
   }
 
@@ -338,13 +338,19 @@ function confuPlayer(element, assets, host) {
     if (!frame) frame = requestAnimationFrame(draw);
   }
 
+  /** What must measure the page waits until all is written, so that the page is laid out once. */
+  let measures = [];
+  function later(measure) {
+    measures.push(measure);
+  }
+
   function draw() {
     cancelAnimationFrame(frame);
     frame = 0;
     const { run } = state;
     root.classList.toggle("cfx-none", !run);
     root.classList.toggle("cfx-playing", clock.animate);
-    root.classList.toggle("cfx-narrow", root.clientWidth < NARROW);
+    root.classList.toggle("cfx-narrow", width < NARROW);
     for (const [name, node] of Object.entries(parts)) node.classList.toggle("cfx-hidden", view.hidden.has(name));
     empty.hidden = Boolean(run);
     controls.table.setAttribute("aria-pressed", String(view.table));
@@ -361,6 +367,7 @@ function confuPlayer(element, assets, host) {
     for (const node of root.querySelectorAll(".cfx-spot")) node.classList.remove("cfx-spot");
     const pointed = spot && root.querySelector(spot);
     if (pointed) pointed.classList.add("cfx-spot");
+    for (const measure of measures.splice(0)) measure();
   }
 
   function drawTop() {
@@ -430,7 +437,7 @@ function confuPlayer(element, assets, host) {
       panels = Object.fromEntries(lanes.map((lane) => [lane.name, confuPanel.create(stage, lane)]));
       parts.panels.replaceChildren(tabs(lanes), ...lanes.map((lane) => panels[lane.name].box));
     }
-    const narrow = root.clientWidth < NARROW;
+    const narrow = width < NARROW;
     const last = lanes.length ? lanes[lanes.length - 1].name : null;
     const known = lanes.some((lane) => lane.name === view.tab);
     const alone = lanes.length === 1 ? last : view.solo || (narrow ? (known ? view.tab : last) : null);
@@ -536,7 +543,7 @@ function confuPlayer(element, assets, host) {
   document.addEventListener("click", (event) => {
     if (controls.menu.open && !controls.menu.contains(event.target)) controls.menu.open = false;
   });
-  let width = 0;
+  width = root.clientWidth;
   new ResizeObserver(() => {
     if (root.clientWidth === width) return;
     width = root.clientWidth;

@@ -5,16 +5,11 @@ const confuRace = (({ el, svg, sign, sentence }, layout) => {
 
   function create(stage, box, verdict) {
     const { state } = stage;
-    let painted = "";
+    let rows = {}; // lane -> {node, key}: a row is painted anew only if it changed
+    let headed = "";
 
     function draw() {
       const { run, view } = state;
-      const key = JSON.stringify([
-        run.id, run.state, view.align, stage.speech.language,
-        run.lanes.map((lane) => [lane.rounds.length, state.current(lane), lane.error]),
-      ]);
-      if (key === painted) return;
-      painted = key;
       const scale = layout.timelineScale(run.lanes);
       if (run.state === "running") {
         // The asked length sets the width before any lane is done, so that bars only ever add up.
@@ -22,12 +17,26 @@ const confuRace = (({ el, svg, sign, sentence }, layout) => {
         scale.rounds = Math.max(scale.rounds, run.lanes.some((lane) => !state.isTree(lane)) ? asked : asked / 2);
         scale.tokens = Math.max(scale.tokens, asked);
       }
-      const heads = ["tau", "passes", "seconds"].map((name) => el("span", { text: stage.say(`race.${name}`) }));
-      box.replaceChildren(
-        el("div", { class: "cfx-race-head", "aria-hidden": "true" },
-          el("span"), el("span", { text: stage.say(`race.axis_${view.align}`) }), ...heads),
-        ...run.lanes.map((lane) => row(lane, scale)));
+      const common = JSON.stringify([run.id, view.align, stage.speech.language]);
+      if (common !== headed) {
+        headed = common;
+        rows = {};
+        const heads = ["tau", "passes", "seconds"].map((name) => el("span", { text: stage.say(`race.${name}`) }));
+        box.replaceChildren(el("div", { class: "cfx-race-head", "aria-hidden": "true" },
+          el("span"), el("span", { text: stage.say(`race.axis_${view.align}`) }), ...heads));
+      }
+      for (const lane of run.lanes) drawRow(lane, scale);
       drawVerdict();
+    }
+
+    function drawRow(lane, scale) {
+      const key = JSON.stringify([lane.rounds.length, state.current(lane), lane.error, scale]);
+      const old = rows[lane.name];
+      if (old && old.key === key) return;
+      const node = row(lane, scale);
+      if (old) old.node.replaceWith(node);
+      else box.append(node);
+      rows[lane.name] = { node, key };
     }
 
     function row(lane, scale) {
@@ -53,16 +62,18 @@ const confuRace = (({ el, svg, sign, sentence }, layout) => {
         const inset = Math.min(1.2, bar.width * 120);
         const end = begins[index] + lane.rounds[index].tokens.length;
         const off = difference && begins[index] <= difference.index && difference.index < end;
-        canvas.append(
-          svg("rect", { x: bar.x * 1000, y: 0, width: Math.max(1, bar.width * 1000), height: 36, class: "cfx-bar-hit", "data-round": index }),
-          svg("rect", {
+        canvas.append(svg("rect", {
             x: bar.x * 1000 + inset, y: 35 - height, width: Math.max(0.8, bar.width * 1000 - 2 * inset), height,
             class: `cfx-bar${index === shown ? " cfx-now" : ""}${off ? " cfx-off" : ""}`, "data-round": index,
-          }));
+        }));
       });
+      // The whole height over a bar is its button.
       canvas.addEventListener("click", (event) => {
-        const index = event.target.dataset && event.target.dataset.round;
-        if (index !== undefined) stage.jumpTo(lane, Number(index));
+        const frame = canvas.getBoundingClientRect();
+        const at = (event.clientX - frame.left) / frame.width;
+        const bars = layout.bars(lane.rounds, state.view.align, scale);
+        const index = bars.findIndex((bar) => bar.x <= at && at < bar.x + bar.width);
+        if (index >= 0) stage.jumpTo(lane, index);
       });
       return canvas;
     }
@@ -89,7 +100,7 @@ const confuRace = (({ el, svg, sign, sentence }, layout) => {
       verdict.replaceChildren(...lines);
     }
 
-    return { draw, forget: () => { painted = ""; } };
+    return { draw };
   }
 
   return { create };

@@ -34,7 +34,7 @@ const confuTour = (({ el }) => {
     box.setAttribute("aria-label", stage.say(`tour.${card.key}`));
     box.replaceChildren(
       el("div", { class: "cfx-guide-count", text: stage.say("tour.count", { at: at + 1, total: stage.cards.length }) }),
-      el("h3", { text: stage.say(`tour.${card.key}`) }),
+      el("h2", { text: stage.say(`tour.${card.key}`) }),
       el("p", { text: stage.say(`tour.${card.key}_text`) }),
       el("div", { class: "cfx-guide-buttons" },
         el("button", { type: "button", class: "cfx-button", text: stage.say("tour.skip"), onclick: stop, hidden: last }),

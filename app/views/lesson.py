@@ -27,8 +27,8 @@ def body(language: str) -> str:
         for word in GLOSSARY
     )
     return (
-        f"<div class='lesson'><h3>{words('lesson.title')}</h3><ol>{steps}</ol>"
-        f"<h3>{words('lesson.ours')}</h3><p>{words('lesson.ours_text')}</p>"
-        f"<h3>{words('lesson.try')}</h3><ul>{tries}</ul>"
-        f"<h3>{words('dialog.glossary')}</h3><dl>{glossary}</dl></div>"
+        f"<div class='lesson'><h2>{words('lesson.title')}</h2><ol>{steps}</ol>"
+        f"<h2>{words('lesson.ours')}</h2><p>{words('lesson.ours_text')}</p>"
+        f"<h2>{words('lesson.try')}</h2><ul>{tries}</ul>"
+        f"<h2>{words('dialog.glossary')}</h2><dl>{glossary}</dl></div>"
     )

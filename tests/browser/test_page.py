@@ -80,7 +80,7 @@ def test_slider_and_keys_move_the_trees_without_the_network(visit):
     page.keyboard.press("ArrowLeft")
     page.wait_for_timeout(60)
     assert tree_text(page) == seen[3]
-    page.locator(".cfx-bar-hit").nth(5).click()
+    page.locator("[data-lane=confu] .cfx-bar").nth(5).click()
     page.get_by_role("button", name="Play").click()
     page.wait_for_timeout(1500)
     page.get_by_role("button", name="Pause").click()

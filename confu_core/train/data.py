@@ -59,6 +59,8 @@ def load_conversations(
                 row = json.loads(line)
                 user, assistant = row["user"], row["assistant"]
                 finished = row.get("finished", True)
+                if not isinstance(user, str) or not isinstance(assistant, str):
+                    raise TypeError("they must be texts")
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise DataError(
                     f"{path}, line {number}: expected a JSON object with 'user' and 'assistant' "

@@ -79,7 +79,7 @@ def train(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "settings.json").write_text(json.dumps(asdict(settings), indent=2))
     first, best = restore(folder, trainee, optimiser.optimizer, schedule)
-    log = (folder / "log.jsonl").open("a", encoding="utf-8")
+    log = folder / "log.jsonl"
     index, count = accelerator.process_index, accelerator.num_processes
     clock, positions = time.perf_counter(), 0
     for step, batch in stream(conversations, settings, first, index, count):
@@ -123,7 +123,6 @@ def train(
                 yield row
             accelerator.wait_for_everyone()
             clock = time.perf_counter()
-    log.close()
     modules = parts(head, contemplation)
     modules.load_state_dict(load_file(folder / "best.safetensors"))
 
@@ -287,6 +286,6 @@ def restore(
     return facts["step"], facts["best"]
 
 
-def _write(log, row: dict) -> None:
-    log.write(json.dumps(row) + "\n")
-    log.flush()
+def _write(log: Path, row: dict) -> None:
+    with log.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")

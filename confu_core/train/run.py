@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import platform
 import time
 from collections.abc import Callable
@@ -74,7 +75,6 @@ def run(target: Target, recipe: Recipe, report: Callable[[dict], None]) -> None:
     }
     report(facts)
     began = time.perf_counter()
-    reports = []
     for row in train(
         target,
         head,
@@ -86,8 +86,9 @@ def run(target: Target, recipe: Recipe, report: Callable[[dict], None]) -> None:
         recipe.precision,
     ):
         report(row)
-        if "held_out" in row:
-            reports.append(row)
+    # From the log, since an earlier session of this run may have found the best weights.
+    log = (recipe.run / "log.jsonl").read_text(encoding="utf-8").splitlines()
+    reports = [row for row in map(json.loads, log) if "held_out" in row]
     best = max(reports, key=lambda row: row["held_out"]["tau_top8"])
     facts |= {
         "chosen_step": best["step"],

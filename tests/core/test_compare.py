@@ -66,7 +66,7 @@ def test_texts_grow_and_end_as_the_full_text(engine, llama, greedy):
         if isinstance(event, Finished):
             wanted = llama.tokenizer.decode(greedy[-48:][:12], skip_special_tokens=True)
             assert {lane.text for lane in event.trace.lanes.values()} == {wanted}
-            assert shown == {name: wanted for name in shown}
+            assert shown == dict.fromkeys(shown, wanted)
 
 
 def test_chosen_lanes_only_in_the_given_order(engine):

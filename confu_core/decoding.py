@@ -145,7 +145,9 @@ def decode(
         stop = acceptance.stop
         if observer:
             with clock.aside():
-                observer.accepted(Accepted(index, draft, verification, acceptance, future))
+                observer.accepted(
+                    Accepted(index, draft, verification, acceptance, future, clock.read())
+                )
         yield Round(
             index=index,
             position=root + 1,
@@ -164,16 +166,23 @@ class Clock:
     """Seconds of a round by phase. What happens in `aside`, or between laps, is not counted."""
 
     def __init__(self) -> None:
-        self.lap()
+        self._restart()
+
+    def _restart(self) -> None:
+        self._start = time.perf_counter()
+        self._spent = {"draft": 0.0, "verify": 0.0, "aside": 0.0}
+
+    def read(self) -> Seconds:
+        """The seconds since the last lap."""
+        spent = self._spent
+        rest = time.perf_counter() - self._start - sum(spent.values())
+        return Seconds(spent["draft"], spent["verify"], max(0.0, rest))
 
     def lap(self) -> Seconds:
-        """The seconds since the last lap, and a fresh start."""
-        now = time.perf_counter()
-        spent = getattr(self, "_spent", {"draft": 0.0, "verify": 0.0, "aside": 0.0})
-        total = now - getattr(self, "_start", now)
-        self._start, self._spent = now, {"draft": 0.0, "verify": 0.0, "aside": 0.0}
-        rest = total - sum(spent.values())
-        return Seconds(spent["draft"], spent["verify"], max(0.0, rest))
+        """The same, and a fresh start."""
+        seconds = self.read()
+        self._restart()
+        return seconds
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

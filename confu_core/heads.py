@@ -82,8 +82,6 @@ class DraftHead(nn.Module):
         self.lm_head = nn.Linear(hidden, shape.draft_vocab, bias=False)
         # Offsets: target id = draft id + d2t[draft id].
         self.register_buffer("d2t", torch.zeros(shape.draft_vocab, dtype=torch.int64))
-        frequencies = shape.rope_theta ** (-torch.arange(0, width, 2).float() / width)
-        self.register_buffer("_frequencies", frequencies, persistent=False)
 
     def target_ids(self, draft_ids: torch.Tensor) -> torch.Tensor:
         """Draft-vocabulary ids to target ids, any shape. The only place where d2t is applied."""
@@ -95,7 +93,10 @@ class DraftHead(nn.Module):
 
     def rotary(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin for positions (B, R), each (B, 1, R, W)."""
-        angles = positions.unsqueeze(-1).float() * self._frequencies
+        # Made anew in float32: a buffer would follow the head into bfloat16, where angles drown.
+        steps = torch.arange(0, self.shape.head_dim, 2, device=positions.device).float()
+        frequencies = self.shape.rope_theta ** (-steps / self.shape.head_dim)
+        angles = positions.unsqueeze(-1).float() * frequencies
         angles = torch.cat((angles, angles), dim=-1).unsqueeze(1)
         return angles.cos(), angles.sin()
 

@@ -16,6 +16,7 @@ from confu_core.contemplation import ContemplatePlan, FutureToken
 from confu_core.drafter import Draft, DraftStep
 from confu_core.sampling import Draw
 from confu_core.target import Rows, Verification
+from confu_core.trace import Seconds
 
 
 @dataclass(frozen=True)
@@ -50,13 +51,14 @@ class Verified:
 
 @dataclass(frozen=True)
 class Accepted:
-    """After the walk; `future` is the next round's future token."""
+    """After the walk; `future` is the next round's future token, `seconds` the round's so far."""
 
     index: int
     draft: Draft
     verification: Verification
     acceptance: Acceptance
     future: FutureToken | None
+    seconds: Seconds
 
 
 class Observer:

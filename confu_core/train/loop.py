@@ -102,8 +102,8 @@ def train(
             now = time.perf_counter()
             row = {
                 "step": done,
-                "loss": round(float(loss), 4),
-                "losses": [round(float(value), 3) for value in result.losses],
+                "loss": round(loss.item(), 4),
+                "losses": [round(value.item(), 3) for value in result.losses],
                 "gradient_norm": round(float(norm), 3),
                 "positions_per_second": round(positions / (now - clock)),
                 "seconds": round(now - clock, 1),

@@ -80,8 +80,9 @@ def test_every_tree_shape_greedy_and_sampled(llama, prompt, head, part, wanted, 
         assert run(llama, method, prompt, settings) == wanted[sampling], sampling
 
 
-@pytest.mark.parametrize("sampling", ["greedy", "0.7", "top-p"])
-@pytest.mark.parametrize("seed", [5, 6])
+@pytest.mark.parametrize(
+    ("sampling", "seed"), [("greedy", 5), ("greedy", 6), ("0.7", 6), ("top-p", 5)]
+)
 def test_random_heads(llama, prompt, wanted, sampling, seed):
     """Other weights, a peaked head, and switches of the ablation."""
     head = fakes.tiny_head(llama, seed, draft_vocab=40, peak=40.0 if seed == 6 else 1.0)

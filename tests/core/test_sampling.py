@@ -13,7 +13,7 @@ from confu_core.sampling import Sampler, gumbel_noise, keep_top_p
 from confu_core.tree import DraftTree
 from tests import reference
 
-DRAWS = 3000
+DRAWS = 1800
 WAYS = [(1.0, 1.0), (0.7, 1.0), (0.4, 0.8), (1.3, 0.6)]  # temperature, top-p
 # Target logits after each token of a four-letter alphabet: a tiny world with exact answers.
 WORLD = torch.tensor(

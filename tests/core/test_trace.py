@@ -95,7 +95,7 @@ def rounds(draw) -> RoundRecord:
 
 
 @given(st.builds(Trace, **(fields(Trace) | {"schema": st.just(trace_module.SCHEMA)})))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_any_trace_survives_json(trace):
     text = trace.to_json()
     assert Trace.from_json(text) == trace

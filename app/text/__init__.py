@@ -10,7 +10,13 @@ from functools import cache
 from importlib.resources import files
 
 # In the order in which the page offers them: (code, its own name).
-LANGUAGES = {"en": "English"}
+LANGUAGES = {
+    "en": "English",
+    "de": "Deutsch",
+    "fr": "Français",
+    "it": "Italiano",
+    "zh": "中文",
+}
 DEFAULT = "en"
 
 _PLACE = re.compile(r"\{([a-z_]+)\}")

@@ -68,6 +68,9 @@ def test_lessons_have_words():
         (None, "xx,en;q=0.5", "en"),
         ("junk", "", "en"),
         (None, "en;q=abc", "en"),
+        (None, "de-AT,de;q=0.9,en;q=0.8", "de"),
+        (None, "en;q=0.2,zh-CN;q=0.9", "zh"),
+        ("it", "de", "it"),
     ],
 )
 def test_choice_of_language(wanted, header, expected):

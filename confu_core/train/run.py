@@ -111,7 +111,8 @@ def _modules(
     if recipe.start is None:
         if recipe.method == "confu":
             raise SettingsError("ConFu starts from an EAGLE-3 head: name one with --start FOLDER.")
-        vocabulary = draft_vocabulary(conversations, recipe.draft_vocab, set(target.stop_ids))
+        size = min(recipe.draft_vocab, target.vocab)
+        vocabulary = draft_vocabulary(conversations, size, set(target.stop_ids))
         return new_head(target, vocabulary), None
     start = load_checkpoint(recipe.start, target, torch.float32)
     head, contemplation = start.head.requires_grad_(True), start.contemplation

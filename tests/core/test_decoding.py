@@ -361,6 +361,27 @@ def test_a_slow_draft_observer_is_not_counted(llama, prompt, methods, clock):
         assert round.seconds.total == 0
 
 
+def test_an_observer_reads_the_rounds_seconds_so_far(llama, prompt, methods, clock, monkeypatch):
+    """At `accepted` the round is over but for the observer, so its times are the round's."""
+    verify = type(llama).verify
+
+    def slow(self, *arguments):
+        clock.now += 3
+        return verify(self, *arguments)
+
+    monkeypatch.setattr(type(llama), "verify", slow)
+    seen = []
+
+    class Reader(Observer):
+        def accepted(self, view) -> None:
+            seen.append(view.seconds)
+            clock.now += 1000
+
+    rounds = list(decode(llama, methods["confu"], prompt, SHORT, Reader()))
+    assert seen == [round.seconds for round in rounds[1:]]
+    assert all((s.draft, s.verify, s.rest) == (0, 3, 0) for s in seen)
+
+
 def test_real_seconds_add_up(llama, prompt, methods):
     start = time.perf_counter()
     rounds = list(decode(llama, methods["confu"], prompt, SHORT))

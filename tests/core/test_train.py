@@ -720,6 +720,23 @@ def test_best_weights_are_kept_not_the_last(llama, conversations, tmp_path, monk
     assert not torch.equal(head.fc.weight, seen[3])
 
 
+def test_a_small_target_gets_a_draft_vocabulary_of_its_own_size(llama, tmp_path):
+    """The usual 8192 is more than this target has: every token then is in the draft's words."""
+    rows = [row(f"request number {n}", "the user and the hen") for n in range(40)]
+    recipe = Recipe(
+        method="eagle3",
+        data=(write(tmp_path / "text.jsonl", rows),),
+        settings=TrainSettings(steps=1, batch_tokens=200, unroll=1, warmup=1),
+        run=tmp_path / "run",
+        save=tmp_path / "saved",
+        precision="no",
+        command="a command",
+    )
+    run_recipe(llama, recipe, lambda fact: None)
+    head = load_checkpoint(recipe.save, llama).head
+    assert head.target_ids(torch.arange(llama.vocab)).tolist() == list(range(llama.vocab))
+
+
 class Killed(Exception):
     pass
 

@@ -113,6 +113,7 @@ def load_checkpoint(folder: Path, target: Target, dtype: torch.dtype | None = No
         raise CheckpointError(
             f"{folder / 'config.json'} has wrong shape fields: {error}."
         ) from error
+    _check_fits(folder, head, contemplation, target)
     modules = parts(head, contemplation)
     expected = modules.state_dict()
     found = _read_tensors(folder, config["files"])
@@ -182,6 +183,33 @@ def _compare(
     if faults:
         shown = "; ".join(faults[:5]) + (f"; and {len(faults) - 5} more" if len(faults) > 5 else "")
         raise CheckpointError(f"The weights in {folder} do not fit its config: {shown}.")
+
+
+def _check_fits(
+    folder: Path, head: DraftHead, contemplation: Contemplation | None, target: Target
+) -> None:
+    """Sizes and taps that only the target can supply. A head that reads other layers would load
+    and draft nonsense."""
+    wanted = {
+        "hidden": target.hidden,
+        "target_hidden": target.hidden,
+        "vocab": target.vocab,
+        "tap_layers": target.tap_layers,
+        "layers": target.layers,
+        "kv_heads": target.kv_heads,
+        "head_dim": target.head_dim,
+    }
+    checks = [(head.shape, ("hidden", "target_hidden", "vocab", "tap_layers"))]
+    if contemplation is not None:
+        sizes = ("hidden", "target_hidden", "layers", "kv_heads", "head_dim")
+        checks.append((contemplation.shape, sizes))
+    for shape, names in checks:
+        for name in names:
+            if getattr(shape, name) != wanted[name]:
+                raise CheckpointError(
+                    f"The head in {folder} has {name} {getattr(shape, name)}, but the target needs "
+                    f"{wanted[name]}. Choose a head for this target."
+                )
 
 
 def _check_map(folder: Path, head: DraftHead) -> None:

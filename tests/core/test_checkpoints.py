@@ -107,18 +107,17 @@ def test_precision_may_be_asked_for(saved, llama):
 
 def test_files_stay_below_ten_megabytes(tmp_path, llama, monkeypatch):
     """A head above the limit becomes several files; loading puts them together again."""
-    head = fakes.tiny_head(llama, hidden=448)
-    head.gate_proj.weight = torch.nn.Parameter(torch.randn(40, 448))
-    part = fakes.tiny_contemplation(llama, head, contemplate_experts=1)
-    part.project.weight = torch.nn.Parameter(torch.randn(448, 448))
-    monkeypatch.setattr(checkpoints, "SHARD_BYTES", 1_000_000)
+    monkeypatch.setattr(checkpoints, "SHARD_BYTES", 25_000)
+    head = fakes.tiny_head(llama)
+    part = fakes.tiny_contemplation(llama, head)
     save_checkpoint(tmp_path / "x", head, part, llama, FACTS, dtype=torch.float32)
     files = sorted((tmp_path / "x").glob("weights-*"))
-    assert len(files) == 2
-    assert all(path.stat().st_size < 1_020_000 for path in files)
+    assert len(files) >= 3
+    assert all(path.stat().st_size < 29_000 for path in files)
     assert files[0].name == f"weights-01-of-{len(files):02d}.safetensors"
     loaded = load_checkpoint(tmp_path / "x", llama)
     assert torch.equal(loaded.contemplation.project.weight, part.project.weight)
+    assert torch.equal(loaded.head.fc.weight, head.fc.weight)
     # saving a smaller head again leaves no old file behind
     monkeypatch.undo()
     save_checkpoint(tmp_path / "x", fakes.tiny_head(llama), None, llama, FACTS)
@@ -271,6 +270,28 @@ def test_another_target(saved):
         message = refusal(saved, other)
         assert "tiny-llama-0" in message, "names what it was trained for"
         assert other.name in message
+
+
+@pytest.mark.parametrize(
+    ("part_name", "field", "value"),
+    [
+        ("draft", "tap_layers", [2, 4, 6]),
+        ("draft", "tap_layers", [1, 3, 4]),
+        ("draft", "hidden", 64),
+        ("draft", "vocab", 999),
+        ("contemplation", "layers", 9),
+        ("contemplation", "kv_heads", 4),
+        ("contemplation", "hidden", 64),
+    ],
+)
+def test_a_head_that_reads_another_target_is_refused(saved, llama, part_name, field, value):
+    """The same fingerprint, but other taps or sizes: it would load and draft nonsense."""
+    config = config_of(saved)
+    config[part_name][field] = value
+    (saved / "config.json").write_text(json.dumps(config))
+    message = refusal(saved, llama)
+    assert f"{field} {tuple(value) if isinstance(value, list) else value}" in message
+    assert "target needs" in message
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,7 @@ def test_a_long_answer_streams_in_no_time(target):
     start = time.perf_counter()
     for token in ids:
         out.push([token])
-    assert time.perf_counter() - start < 3.0
+    assert time.perf_counter() - start < 6.0
 
 
 def test_special_tokens_are_not_shown(target):

@@ -10,13 +10,14 @@ import time
 from pathlib import Path
 
 from confu_core.errors import ConFuError
-from confu_core.trace import Settings
+from confu_core.trace import LABELS, Settings, Trace
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m confu_core", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     _add_fetch(commands)
+    _add_run(commands)
     _add_compare(commands)
     _add_synth(commands)
     _add_train(commands)
@@ -24,37 +25,58 @@ def main(arguments: list[str] | None = None) -> int:
     _add_profile(commands)
     options = parser.parse_args(arguments)
     try:
-        options.run(options)
+        all_well = options.run(options)
     except ConFuError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
-    return 0
+    return 0 if all_well is not False else 1
 
 
 # --- options that several commands share
 
 
+def _add_target(parser: argparse.ArgumentParser, dtype: str) -> None:
+    parser.add_argument(
+        "--target",
+        metavar="ID_OR_PATH",
+        help="a Hugging Face model of the Llama or Qwen kind: folder or hub id "
+        "(default: SmolLM2-135M-Instruct, fetched once)",
+    )
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or mps (default: auto)")
+    parser.add_argument(
+        "--dtype", default=dtype, help=f"float32 or bfloat16, of the target (default: {dtype})"
+    )
+    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all)")
+
+
 def _add_engine(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--target", help="folder or hub id; left out: the default target")
-    parser.add_argument("--eagle3", type=Path, help="EAGLE-3 checkpoint folder")
-    parser.add_argument("--confu", type=Path, help="ConFu checkpoint folder")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or mps")
-    parser.add_argument("--dtype", default="float32", help="float32 or bfloat16")
-    parser.add_argument("--threads", type=int, help="CPU threads")
+    for name in ("eagle3", "confu"):
+        parser.add_argument(
+            f"--{name}",
+            metavar="PATH_OR_ID",
+            help=f"the {LABELS[name]} draft head: folder or hub id (default: the one that ships "
+            "for the default target)",
+        )
+    _add_target(parser, "float32")
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
     default = Settings()
-    parser.add_argument("--max-new-tokens", type=int, default=default.max_new_tokens)
-    parser.add_argument("--temperature", type=float, default=default.temperature)
-    parser.add_argument("--top-p", type=float, default=default.top_p)
-    parser.add_argument("--seed", type=int, default=default.seed)
-    parser.add_argument("--nodes", type=int, default=default.nodes, help="tree size with the root")
-    parser.add_argument("--depth", type=int, default=default.depth)
-    parser.add_argument("--top-k", type=int, default=default.top_k)
+    numbers = (
+        ("--max-new-tokens", int, "longest answer, in tokens"),
+        ("--temperature", float, "0 is greedy; sampling is coupled by the seed"),
+        ("--top-p", float, "sample from the smallest set with this probability; 1 is off"),
+        ("--seed", int, "same seed, same text, whatever the method"),
+        ("--nodes", int, "tree size, root included: 30 means 29 drafted tokens"),
+        ("--depth", int, "levels of the tree below the root"),
+        ("--top-k", int, "guesses per node, and nodes expanded per level"),
+    )
+    for option, kind, words in numbers:
+        value = getattr(default, option[2:].replace("-", "_"))
+        parser.add_argument(option, type=kind, default=value, help=f"{words} (default: {value})")
 
 
 def _settings(options: argparse.Namespace) -> Settings:
@@ -77,11 +99,9 @@ def _engine(options: argparse.Namespace):
     from confu_core.compare import load_engine
 
     _set_threads(options.threads)
-    heads = None
-    if options.eagle3 or options.confu:
-        heads = {"eagle3": options.eagle3, "confu": options.confu}
-        heads = {name: folder for name, folder in heads.items() if folder}
-    return load_engine(options.target, options.device, _progress, options.dtype, heads)
+    named = {"eagle3": options.eagle3, "confu": options.confu}
+    heads = {name: source for name, source in named.items() if source}
+    return load_engine(options.target, options.device, _progress, options.dtype, heads or None)
 
 
 def _set_threads(threads: int | None) -> None:
@@ -113,24 +133,79 @@ def _fetch(options: argparse.Namespace) -> None:
     print(default_target(_progress))
 
 
+def _add_run(commands) -> None:
+    parser = commands.add_parser("run", help="answer one prompt by one method, as it is written")
+    parser.add_argument("prompt", help="the user's message")
+    parser.add_argument(
+        "--method", choices=LABELS, default="confu", help="how to decode (default: confu)"
+    )
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="write the trace of the run")
+    _add_settings(parser)
+    _add_engine(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> bool:
+    from confu_core.compare import Advanced, Finished
+
+    engine = _engine(options)
+    shown = ""
+    for event in engine.compare(options.prompt, _settings(options), [options.method]):
+        if isinstance(event, Advanced):
+            print(event.text[len(shown) :], end="", flush=True)
+            shown = event.text
+        elif isinstance(event, Finished):
+            trace = event.trace
+    lane = trace.lanes[options.method]
+    print(lane.text[len(shown) :])
+    print(
+        f"{len(lane.tokens)} tokens, {lane.target_passes} target passes after the prompt, "
+        f"tau {lane.tau:.2f}, {lane.seconds:.2f} s",
+        file=sys.stderr,
+    )
+    _write_trace(options.trace, trace)
+    if lane.error:
+        print(f"error: {lane.error}", file=sys.stderr)
+    return lane.error is None
+
+
+def _write_trace(path: Path | None, trace: Trace) -> None:
+    if path:
+        path.write_text(trace.to_json(), encoding="utf-8")
+
+
 def _add_compare(commands) -> None:
     parser = commands.add_parser("compare", help="one prompt, several methods, side by side")
-    parser.add_argument("prompt")
-    parser.add_argument("--methods", type=_methods, help="default: all that have a head")
-    parser.add_argument("--json", type=Path, help="also write the trace")
+    parser.add_argument("prompt", help="the user's message")
+    parser.add_argument(
+        "--methods",
+        type=_methods,
+        metavar="A,B,...",
+        help="plain, eagle3, confu (default: all that have a head)",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write texts and figures")
+    parser.add_argument(
+        "--trace", type=Path, metavar="FILE", help="write the full trace (docs/trace.md)"
+    )
     _add_settings(parser)
     _add_engine(parser)
     parser.set_defaults(run=_compare)
 
 
-def _compare(options: argparse.Namespace) -> None:
-    from confu_core.compare import Finished
+def _compare(options: argparse.Namespace) -> bool:
+    from confu_core.compare import Advanced, Finished
 
     engine = _engine(options)
     available = [name for name, info in engine.methods.items() if info.available]
-    for event in engine.compare(options.prompt, _settings(options), options.methods or available):
-        if isinstance(event, Finished):
+    methods = options.methods or available
+    written = dict.fromkeys(methods, 0)
+    for event in engine.compare(options.prompt, _settings(options), methods):
+        if isinstance(event, Advanced):
+            written[event.lane] += len(event.record.tokens)
+            _progress("decoding", min(0.99, min(written.values()) / options.max_new_tokens))
+        elif isinstance(event, Finished):
             trace = event.trace
+    _progress("decoded", 1.0)
     for name, lane in trace.lanes.items():
         print(f"--- {engine.methods[name].label}\n{lane.text}\n")
         if lane.error:
@@ -157,7 +232,11 @@ def _compare(options: argparse.Namespace) -> None:
             f"the target's margin there is {found.margin:.2g}"
         )
     if options.json:
-        options.json.write_text(trace.to_json(), encoding="utf-8")
+        options.json.write_text(json.dumps(trace.figures(), indent=1) + "\n", encoding="utf-8")
+    _write_trace(options.trace, trace)
+    # In half precision near ties break either way; in float32 a difference is worth a look.
+    same = not differences or trace.target.dtype != "float32"
+    return same and not any(lane.error for lane in trace.lanes.values())
 
 
 def _add_synth(commands) -> None:
@@ -166,10 +245,7 @@ def _add_synth(commands) -> None:
     parser.add_argument("--conversations", type=int, required=True, help="how many it shall hold")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--target")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--threads", type=int)
+    _add_target(parser, "bfloat16")
     parser.set_defaults(run=_synth)
 
 
@@ -212,10 +288,7 @@ def _add_train(commands) -> None:
     parser.add_argument("--no-future-entry", action="store_true", help="f is not a key/value entry")
     parser.add_argument("--no-future-query", action="store_true", help="f does not steer states")
     parser.add_argument("--precision", default="bf16", choices=("bf16", "no"))
-    parser.add_argument("--target")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--dtype", default="bfloat16", help="precision of the frozen target")
-    parser.add_argument("--threads", type=int)
+    _add_target(parser, "bfloat16")
     parser.set_defaults(run=_train)
 
 
@@ -271,7 +344,7 @@ def _add_bench(commands) -> None:
     parser.set_defaults(run=_bench)
 
 
-def _bench(options: argparse.Namespace) -> None:
+def _bench(options: argparse.Namespace) -> bool:
     from confu_core.bench.questions import load_questions, spread
     from confu_core.bench.run import Row, markdown, run, summary
 
@@ -282,15 +355,17 @@ def _bench(options: argparse.Namespace) -> None:
 
     def report(done: int, total: int, rows: list[Row]) -> None:
         left = (time.perf_counter() - began) / done * (total - done)
-        shown = ", ".join(f"{row.method} {row.tau:.2f}" for row in rows) or "too long, left out"
+        shown = ", ".join(f"{row.method} {row.tau:.2f}" for row in rows) or "left out"
         print(f"{done}/{total} {shown} ({left / 60:.1f} min left)", file=sys.stderr, flush=True)
 
-    result = summary(
-        run(engine, questions, options.methods, settings, report), settings, options.methods
-    )
+    rows, failed = run(engine, questions, options.methods, settings, report)
+    result = summary(rows, settings, options.methods) | {"failed": failed}
     print(markdown(result))
+    for question, error in failed.items():
+        print(f"error: question {question}: {error}", file=sys.stderr)
     if options.json:
         options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return not failed
 
 
 def _add_profile(commands) -> None:

@@ -91,6 +91,30 @@ def save_checkpoint(
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
+def find_checkpoint(source: str | Path) -> Path:
+    """The folder of a head: `source` itself if it is one, else it is fetched as a hub id.
+
+    Raises:
+        CheckpointError: neither a folder nor a repository that can be reached.
+    """
+    if Path(source).is_dir():
+        return Path(source)
+    if str(source).count("/") == 1 and not str(source).startswith(("/", ".")):
+        from huggingface_hub import snapshot_download
+
+        try:
+            wanted = ["config.json", "basis.json", "*.safetensors"]
+            return Path(snapshot_download(str(source), allow_patterns=wanted))
+        except Exception as error:  # network, permission, absence: the hub has many kinds
+            raise CheckpointError(
+                f"The head {str(source)!r} is neither a folder nor a hub repository that can be "
+                f"reached ({type(error).__name__}). Check the name and the network."
+            ) from error
+    raise CheckpointError(
+        f"There is no folder {str(source)!r}. Give a checkpoint folder or a hub id (owner/name)."
+    )
+
+
 def load_checkpoint(folder: Path, target: Target, dtype: torch.dtype | None = None) -> Checkpoint:
     """Load a head for this target, on its device and in its precision unless `dtype` says other.
 

@@ -15,16 +15,17 @@ from pathlib import Path
 import torch
 
 from confu_core.assets import default_target
-from confu_core.checkpoints import load_checkpoint
+from confu_core.checkpoints import find_checkpoint, load_checkpoint
 from confu_core.decoding import Round, check_settings, decode
 from confu_core.errors import CheckpointError, SettingsError, TargetError
 from confu_core.interventions import intervene
-from confu_core.methods import LABELS, PLAIN, Method, with_head
+from confu_core.methods import PLAIN, Method, with_head
 from confu_core.prompt import TextStream, chat_ids
 from confu_core.reading import FutureBasis
 from confu_core.recording import Recorder
 from confu_core.target import Target
 from confu_core.trace import (
+    LABELS,
     Head,
     Intervention,
     Lane,
@@ -301,7 +302,7 @@ def load_engine(
     device: str = "auto",
     progress: Callable[[str, float], None] | None = None,
     dtype: str = "float32",
-    heads: dict[str, Path] | None = None,
+    heads: dict[str, str | Path] | None = None,
 ) -> Engine:
     """Load a target and its draft heads.
 
@@ -310,7 +311,8 @@ def load_engine(
         device: "auto", "cpu", "cuda" or "mps".
         progress: called with a message and a fraction from 0 to 1.
         dtype: "float32" (texts are equal token for token) or "bfloat16" (faster on a GPU).
-        heads: method name -> checkpoint folder; None takes those that ship for the default target.
+        heads: method name -> checkpoint folder or hub id; None takes those that ship for the
+            default target.
 
     Raises:
         TargetError, CheckpointError: with what to do about it.
@@ -326,12 +328,13 @@ def load_engine(
         }
     methods: dict[str, Method] = {"plain": PLAIN}
     bases: dict[str, FutureBasis | None] = {}
-    for number, (name, path) in enumerate(heads.items(), 1):
+    for number, (name, source) in enumerate(heads.items(), 1):
         report(f"loading the {LABELS[name]} head", number / (len(heads) + 1))
-        checkpoint = load_checkpoint(Path(path), loaded)
+        path = find_checkpoint(source)
+        checkpoint = load_checkpoint(path, loaded)
         if (name == "confu") != (checkpoint.contemplation is not None):
             raise CheckpointError(f"{path} is an {checkpoint.kind} head, not one for {name!r}.")
         methods[name] = with_head(name, checkpoint)
-        bases[name] = FutureBasis.load(Path(path) / "basis.json")
+        bases[name] = FutureBasis.load(path / "basis.json")
     report("ready", 1.0)
     return Engine(loaded, methods, bases)

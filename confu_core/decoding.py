@@ -218,7 +218,9 @@ def check_settings(settings: Settings) -> None:
 
     s = settings
     demand(s.max_new_tokens >= 1, "Max new tokens", s.max_new_tokens, "at least 1")
-    demand(0 <= s.temperature <= 5, "Temperature", s.temperature, "between 0 (greedy) and 5")
+    # Below 0.01 the scaled logits leave what float32 can tell apart from greedy.
+    warm = s.temperature == 0 or 0.01 <= s.temperature <= 5
+    demand(warm, "Temperature", s.temperature, "0 (greedy) or between 0.01 and 5")
     demand(0 < s.top_p <= 1, "Top-p", s.top_p, "above 0 and at most 1 (1 is off)")
     demand(1 <= s.nodes <= 256, "Tree size", s.nodes, "between 1 (root only) and 256")
     demand(0 <= s.depth <= 16, "Tree depth", s.depth, "between 0 and 16")

@@ -1,7 +1,7 @@
 """The methods: which drafter and which contemplator the one loop runs with.
 
-To add a method, add a row to `build_methods` (and, if it drafts in a new way, a class beside
-`EagleDrafter`); the loop, the recorder and the app need no change.
+A method is a `Method`: two factories. To add one, make its drafter (beside `EagleDrafter`) and, if
+it wants extra rows in the target pass, its contemplator; the loop and the recorder need no change.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from confu_core.checkpoints import Checkpoint
 from confu_core.contemplation import Changes, Contemplator, NoContemplator
 from confu_core.drafter import EagleDrafter, NoDrafter
 from confu_core.target import Target
-
-LABELS = {"plain": "Plain", "eagle3": "EAGLE-3", "confu": "ConFu"}
 
 
 @dataclass(frozen=True)

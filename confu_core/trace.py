@@ -22,6 +22,9 @@ from confu_core.errors import TraceError
 
 SCHEMA = 1
 
+# The methods, by the names that lanes and commands use, and how they are written for people.
+LABELS = {"plain": "Plain", "eagle3": "EAGLE-3", "confu": "ConFu"}
+
 NodeState = Literal["accepted", "rejected", "not reached"]
 Origin = Literal["accepted", "bonus"]
 Stop = Literal["eos", "length", "context", "cancelled"]
@@ -289,6 +292,25 @@ class Trace:
             if difference:
                 found.append(difference)
         return tuple(found)
+
+    def figures(self) -> dict[str, Any]:
+        """Texts and figures without the rounds, as `compare --json` writes them."""
+        methods = {
+            name: {
+                "text": lane.text,
+                "tokens": len(lane.tokens),
+                "tau": lane.tau,
+                "target_passes": lane.target_passes,
+                "seconds": lane.seconds,
+            }
+            for name, lane in self.lanes.items()
+        }
+        return {
+            "prompt": self.prompt,
+            "settings": to_plain(self.settings),
+            "identical": not self.differences(),
+            "methods": methods,
+        }
 
     def to_json(self, indent: int | None = None) -> str:
         return json.dumps(to_plain(self), ensure_ascii=False, allow_nan=False, indent=indent)

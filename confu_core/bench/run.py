@@ -45,26 +45,32 @@ def run(
     methods: Sequence[str],
     settings: Settings,
     report: Callable[[int, int, list[Row]], None],
-) -> list[Row]:
+) -> tuple[list[Row], dict[str, str]]:
     """Run every method on the first turn of every question.
 
     Args:
         report: called after each question with (done, total, its rows).
 
-    A question that does not fit the context is left out for all methods and reported by an empty
-    list.
+    Returns:
+        The rows, and for each question that failed why. A question that fails for one method
+        (too long, out of memory) is left out for all, so that no figure compares unequal sets.
     """
     rows: list[Row] = []
+    failed: dict[str, str] = {}
     for done, question in enumerate(questions, 1):
+        fresh: list[Row] = []
         try:
             trace = _trace(engine, question.turns[0], methods, settings)
-        except PromptError:
-            report(done, len(questions), [])
-            continue
-        fresh = list(_rows(question, trace))
+            errors = [lane.error for lane in trace.lanes.values() if lane.error]
+            if errors:
+                failed[question.id] = errors[0]
+            else:
+                fresh = list(_rows(question, trace))
+        except PromptError as error:
+            failed[question.id] = str(error)
         rows += fresh
         report(done, len(questions), fresh)
-    return rows
+    return rows, failed
 
 
 def _trace(engine: Engine, prompt: str, methods: Sequence[str], settings: Settings) -> Trace:

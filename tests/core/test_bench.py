@@ -105,14 +105,14 @@ def test_a_real_run_has_equal_texts_and_counts_every_token(engine):
     questions = [Question("1", "qa", ("The hen",)), Question("2", "rag", ("in the user",))]
     settings = Settings(max_new_tokens=12, nodes=8, depth=3, top_k=3)
     seen = []
-    rows = run(
+    rows, failed = run(
         engine,
         questions,
         ["plain", "eagle3", "confu"],
         settings,
         lambda done, total, fresh: seen.append((done, total, len(fresh))),
     )
-    assert seen == [(1, 2, 3), (2, 2, 3)]
+    assert seen == [(1, 2, 3), (2, 2, 3)] and not failed
     assert all(r.same for r in rows)
     by_question = {q.id: {r.tokens for r in rows if r.question == q.id} for q in questions}
     assert all(len(tokens) == 1 for tokens in by_question.values())  # all methods, same count
@@ -130,7 +130,7 @@ def test_a_real_run_has_equal_texts_and_counts_every_token(engine):
 
 def test_a_question_beyond_the_context_is_left_out_for_all(engine):
     seen = []
-    rows = run(
+    rows, failed = run(
         engine,
         [Question("1", "qa", ("word " * 400,))],
         ["plain", "eagle3"],
@@ -138,6 +138,7 @@ def test_a_question_beyond_the_context_is_left_out_for_all(engine):
         lambda done, total, fresh: seen.append(len(fresh)),
     )
     assert rows == [] and seen == [0]
+    assert "Shorten the prompt" in failed["1"]
 
 
 def test_profile_reports_every_phase(engine):

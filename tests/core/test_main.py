@@ -35,15 +35,55 @@ def options(folders) -> list[str]:
     ]
 
 
-def test_compare_prints_three_equal_texts_and_writes_the_trace(folders, tmp_path, capsys):
-    out = tmp_path / "run.json"
-    assert main(["compare", "The hen", "--json", str(out), *options(folders)]) == 0
+def test_compare_prints_three_equal_texts_and_writes_both_files(folders, tmp_path, capsys):
+    figures, out = tmp_path / "figures.json", tmp_path / "run.json"
+    files = ["--json", str(figures), "--trace", str(out)]
+    assert main(["compare", "The hen", *files, *options(folders)]) == 0
     printed = capsys.readouterr().out
     assert "same text: yes, token for token" in printed
     assert "| EAGLE-3 | 10 |" in printed
     trace = Trace.from_json(out.read_text(encoding="utf-8"))
     assert list(trace.lanes) == ["plain", "eagle3", "confu"]
     assert [len(lane.tokens) for lane in trace.lanes.values()] == [10, 10, 10]
+    found = json.loads(figures.read_text(encoding="utf-8"))
+    assert set(found) == {"prompt", "settings", "identical", "methods"}
+    assert found["identical"] is True
+    fields = {"text", "tokens", "tau", "target_passes", "seconds"}
+    assert all(set(method) == fields for method in found["methods"].values())
+    assert found["methods"]["plain"]["target_passes"] == 9  # the prefill gives the first token
+
+
+@pytest.mark.parametrize("name", ["plain", "eagle3", "confu"])
+def test_run_streams_the_text_that_compare_shows(folders, tmp_path, capsys, name):
+    out = tmp_path / "run.json"
+    arguments = ["run", "The hen", "--method", name, "--trace", str(out), *options(folders)]
+    assert main(arguments) == 0
+    printed = capsys.readouterr()
+    trace = Trace.from_json(out.read_text(encoding="utf-8"))
+    assert printed.out == trace.lanes[name].text + "\n"
+    assert "10 tokens" in printed.err
+
+
+def test_a_lane_that_fails_is_not_exit_code_0(folders, capsys, monkeypatch):
+    import torch
+
+    from confu_core.drafter import EagleDrafter
+
+    def full(*arguments, **others):
+        raise torch.OutOfMemoryError("full")
+
+    monkeypatch.setattr(EagleDrafter, "draft", full)
+    assert main(["compare", "The hen", *options(folders)]) == 1
+    assert "ran out of memory" in capsys.readouterr().out
+    assert main(["run", "The hen", "--method", "confu", *options(folders)]) == 1
+    assert "ran out of memory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("source", ["no/where/at/all", "./absent"])
+def test_a_head_that_is_nowhere_is_named(folders, capsys, source):
+    where = ["--target", str(folders / "target"), "--eagle3", source]
+    assert main(["compare", "The hen", *where]) == 1
+    assert "There is no folder" in capsys.readouterr().err
 
 
 def test_compare_leaves_out_a_method_without_a_head(folders, capsys):

@@ -1,21 +1,23 @@
 """Record the examples' runs with the real engine: `python -m app.record`.
 
-Writes `app/examples/NAME.json`, one trace per example, and `map.json`, the reference points of the
-future-token map of the heads that were used. Both are shown when there is no model, or before it
-is loaded.
+Writes `app/examples/NAME.json`, one trace per example, and `reference.json`: of the ConFu head that
+was used, the future-token map and, with `--questions`, how its experts are usually used by task
+group. All of it is shown when there is no model, or before it is loaded.
 """
 
 import argparse
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from app.lessons import EXAMPLES
-from app.recorded import FOLDER, MAP, plain_map
+from app.recorded import FOLDER, REFERENCE, known, map_of
+from app.views.reference import GroupUse
 from app.views.wire import short_trace
 from confu_core.errors import ConFuError
-from confu_core.trace import Settings, Trace
+from confu_core.trace import RoundRecord, Settings, Trace
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -28,19 +30,16 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", default="auto", help="cpu, cuda, mps or auto (default)")
     parser.add_argument("--max-new-tokens", type=int, default=48, help="default 48")
     parser.add_argument("--nodes", type=int, default=30, help="tree size, default 30")
+    parser.add_argument(
+        "--questions", type=Path, help="question file whose task groups give the usual weights"
+    )
+    parser.add_argument("--limit", type=int, default=24, help="questions to use, default 24")
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder to write to")
     options = parser.parse_args(arguments)
     unknown = set(options.names) - set(names)
     if unknown:
         parser.error(f"unknown example: {', '.join(sorted(unknown))}")
     return options
-
-
-def record(engine: Any, prompt: str, settings: Settings) -> Trace:
-    """One finished run by every available method."""
-    methods = [name for name, info in engine.methods.items() if info.available]
-    *_, last = engine.compare(prompt, settings, methods)
-    return last.trace
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -61,21 +60,70 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def write(engine: Any, options: argparse.Namespace) -> None:
+    """Record what the options ask for; entries of other heads stay as they are."""
     options.out.mkdir(parents=True, exist_ok=True)
     settings = Settings(max_new_tokens=options.max_new_tokens, nodes=options.nodes)
+    entries = dict(known(options.out))
     chosen = [e for e in EXAMPLES if not options.names or e.name in options.names]
-    maps: dict[str, Any] = {}
     for number, example in enumerate(chosen, 1):
-        trace = record(engine, example.prompt, settings)
+        trace = _run(engine, example.prompt, settings)
         path = options.out / f"{example.name}.json"
         path.write_text(short_trace(trace) + "\n", encoding="utf-8")
-        maps |= plain_map(engine, trace)
+        for sha256, entry in map_of(engine, trace).items():
+            entries[sha256] = entries.get(sha256, {}) | entry
         taus = ", ".join(f"{name} {lane.tau:.2f}" for name, lane in trace.lanes.items())
-        size = path.stat().st_size // 1000
-        print(f"{number}/{len(chosen)} {path.name}: {size} KB, tau {taus}", file=sys.stderr)
-    if maps:
-        text = json.dumps(maps, separators=(",", ":"))
-        (options.out / MAP).write_text(text + "\n", encoding="utf-8")
+        _tell(f"{number}/{len(chosen)} {path.name}: {path.stat().st_size // 1000} KB, tau {taus}")
+    if options.questions:
+        for sha256, uses in usual(engine, options.questions, options.limit, settings).items():
+            entries[sha256] = entries.get(sha256, {}) | {"usual": [asdict(use) for use in uses]}
+    if entries:
+        text = json.dumps(entries, separators=(",", ":"))
+        (options.out / REFERENCE).write_text(text + "\n", encoding="utf-8")
+
+
+def _run(engine: Any, prompt: str, settings: Settings, methods: tuple[str, ...] = ()) -> Trace:
+    """One finished run, by all available methods if none are named."""
+    methods = methods or tuple(n for n, info in engine.methods.items() if info.available)
+    *_, last = engine.compare(prompt, settings, methods)
+    return last.trace
+
+
+def usual(
+    engine: Any, questions: Path, limit: int, settings: Settings
+) -> dict[str, list[GroupUse]]:
+    """Average expert weights of ConFu by task group, by the head's sha256."""
+    from confu_core.bench.questions import load_questions, spread
+
+    rounds: dict[str, list[RoundRecord]] = {}
+    sha256 = None
+    chosen = spread(load_questions(questions), limit)
+    for number, question in enumerate(chosen, 1):
+        trace = _run(engine, question.turns[0], settings, ("confu",))
+        lane = trace.lanes["confu"]
+        sha256 = lane.head.sha256 if lane.head else sha256
+        rounds.setdefault(question.group, []).extend(lane.rounds[1:])
+        _tell(f"{number}/{len(chosen)} {question.group}: tau {lane.tau:.2f}")
+    if sha256 is None:
+        return {}
+    return {sha256: [_use(group, records) for group, records in sorted(rounds.items())]}
+
+
+def _use(group: str, records: list[RoundRecord]) -> GroupUse:
+    return GroupUse(
+        group=group,
+        rounds=len(records),
+        tau=round(sum(len(r.tokens) for r in records) / max(1, len(records)), 3),
+        contemplate=_mean([r.contemplate_router for r in records if r.contemplate_router]),
+        future=_mean([r.future_router for r in records if r.future_router]),
+    )
+
+
+def _mean(rows: list[tuple[float, ...]]) -> tuple[float, ...]:
+    return tuple(round(sum(column) / len(rows), 4) for column in zip(*rows, strict=True))
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Recorded runs: traces of the examples, made by `python -m app.record`, shown without a model.
 
-Beside them lies the reference of the future-token map: per head (by its sha256) the share of
-variance of both axes, and points (task group, x, y) of recorded text.
+Beside them lies `reference.json`: per head (by its sha256) the map's axes and points, and the usual
+use of the experts by task group.
 """
 
 import json
@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from app.lessons import EXAMPLES
-from app.views.futures import Reference
+from app.views.reference import GroupUse, Reference
 from confu_core.errors import TraceError
 from confu_core.trace import Trace
 
 FOLDER = Path(__file__).parent / "examples"
-MAP = "map.json"
+REFERENCE = "reference.json"
 
 
 @cache
@@ -29,34 +29,52 @@ def load(name: str, folder: Path = FOLDER) -> Trace | None:
         return None
 
 
-def plain_map(engine: Any, trace: Trace) -> dict[str, Any]:
-    """The map's reference of each head in a trace, by its sha256, as plain data."""
+def map_of(engine: Any, trace: Trace) -> dict[str, dict[str, Any]]:
+    """The map of each head in a trace, by its sha256, as plain data."""
     found = {}
     for name, lane in trace.lanes.items():
         basis = engine.bases.get(name)
         if basis is not None and lane.head is not None:
-            points = [[group, x, y] for group, x, y in basis.points]
+            points = [list(point) for point in basis.points]
             found[lane.head.sha256] = {"explained": list(basis.explained), "points": points}
     return found
 
 
 @cache
-def _maps(folder: Path) -> dict[str, Any]:
+def known(folder: Path = FOLDER) -> dict[str, dict[str, Any]]:
+    """What was recorded about heads, by sha256."""
     try:
-        return json.loads((folder / MAP).read_text(encoding="utf-8"))
+        return json.loads((folder / REFERENCE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
 
 
-def reference(trace: Trace, engine: Any = None, folder: Path = FOLDER) -> Reference | None:
-    """What the map of a trace is drawn over: the recorded one, or that of the loaded head."""
-    known = dict(_maps(folder))
-    if engine is not None:
-        known |= plain_map(engine, trace)
+def reference(trace: Trace, engine: Any = None, folder: Path = FOLDER) -> Reference:
+    """What a trace is compared with: what was recorded of its ConFu head, and that head's map if
+    it is loaded now."""
+    loaded = map_of(engine, trace) if engine is not None else {}
     for lane in trace.lanes.values():
-        entry = known.get(lane.head.sha256) if lane.head else None
+        if lane.head is None or lane.method != "confu":
+            continue
+        entry = known(folder).get(lane.head.sha256, {}) | loaded.get(lane.head.sha256, {})
         if entry:
-            points = tuple((str(g), float(x), float(y)) for g, x, y in entry["points"])
-            first, second = entry["explained"]
-            return Reference((float(first), float(second)), points)
-    return None
+            return _read(entry)
+    return Reference()
+
+
+def _read(entry: dict[str, Any]) -> Reference:
+    first, second = entry.get("explained") or (None, None)
+    return Reference(
+        explained=None if first is None else (first, second),
+        points=tuple((group, x, y) for group, x, y in entry.get("points", ())),
+        usual=tuple(
+            GroupUse(
+                group=use["group"],
+                rounds=use["rounds"],
+                tau=use["tau"],
+                contemplate=tuple(use["contemplate"]),
+                future=tuple(use["future"]),
+            )
+            for use in entry.get("usual", ())
+        ),
+    )

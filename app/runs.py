@@ -54,7 +54,7 @@ class EngineSlot:
         with self._lock:
             if self.state.phase in ("loading", "ready"):
                 return
-            self.state = EngineState("loading")
+            self.state = EngineState("loading", "…")
         threading.Thread(target=self._load, name="load-engine", daemon=True).start()
 
     def _load(self) -> None:

@@ -219,7 +219,7 @@ class _Page:
                 self.lesson = gr.HTML(lesson.body(DEFAULT))
             self.words(tab, label="tab.lesson")
             self.charts = [
-                *self._tab("tab.experts", 2),
+                *self._tab("tab.experts", 4),
                 *self._tab("tab.futures", 1),
                 *self._tab("tab.speed", 2),
             ]
@@ -295,7 +295,9 @@ class _Page:
         self.language.input(
             self.on_language, self.language, [self.player, self.progress, *self._worded()], **quiet
         ).then(self.on_draw, self.language, charts, **quiet)
-        self.timer.tick(self.on_tick, self.language, [self.progress, self.timer], **quiet)
+        self.timer.tick(
+            self.on_tick, self.language, [self.progress, self.timer], queue=False, **quiet
+        )
         demo.unload(self.on_unload)
         gr.api(
             self.compare,
@@ -441,10 +443,13 @@ class _Page:
         if trace is None:
             nothing = html.escape(say(language, "chart.none"))
             return [value for _ in self.charts for value in (nothing, gr.update(visible=False), "")]
+        reference = recorded.reference(trace, self.runs.slot.engine)
         drawn = [
             experts.chart(trace, "contemplate", language),
             experts.chart(trace, "future", language),
-            futures.chart(trace, language, recorded.reference(trace, self.runs.slot.engine)),
+            experts.usual_chart(trace, "contemplate", language, reference),
+            experts.usual_chart(trace, "future", language, reference),
+            futures.chart(trace, language, reference),
             speed.race(trace, language),
             speed.phases(trace, language),
         ]

@@ -5,6 +5,7 @@ from collections import Counter
 from app.text import say
 from app.views.chart import Chart, figure
 from app.views.marks import safe, table, visible
+from app.views.reference import Reference
 from confu_core.trace import Lane, RoundRecord, Trace
 
 ROUTERS = ("contemplate", "future")
@@ -56,6 +57,55 @@ def chart(trace: Trace, router: str, language: str) -> Chart:
     return Chart(
         drawing, _sentence(rounds, router, count, language), _table(rounds, router, language)
     )
+
+
+def usual_chart(trace: Trace, router: str, language: str, reference: Reference) -> Chart:
+    """This run's average weights above those of the recorded task groups."""
+    lane = next((lane for lane in trace.lanes.values() if _rounds(lane, router)), None)
+    uses = [use for use in reference.usual if getattr(use, router)]
+    if lane is None or not uses:
+        return Chart(None, say(language, "experts.no_usual") if router == ROUTERS[0] else "")
+    columns = list(
+        zip(*(_weights(record, router) for record in _rounds(lane, router)), strict=True)
+    )
+    own = [sum(column) / len(column) for column in columns]
+    rows = [(say(language, "experts.this_run"), lane.tau, own)]
+    rows += [(use.group, use.tau, list(getattr(use, router))) for use in uses]
+    nearest = min(uses, key=lambda use: _distance(own, getattr(use, router)))
+    experts = [f"E{expert + 1}" for expert in range(len(own))]
+    drawing = figure(
+        110 + 28 * len(rows),
+        title={"text": say(language, f"router.{router}"), "font": {"size": 14}},
+        xaxis={"showgrid": False, "side": "top"},
+        yaxis={"showgrid": False, "autorange": "reversed"},
+    )
+    drawing.update_layout(margin={"l": 150, "t": 70, "b": 20})
+    drawing.add_heatmap(
+        z=[weights for _, _, weights in rows],
+        x=experts,
+        y=[safe(name, 24) for name, _, _ in rows],
+        text=[[_cell(weight) for weight in weights] for _, _, weights in rows],
+        texttemplate="%{text}",
+        textfont={"size": 10},
+        zmin=0,
+        zmax=1,
+        colorscale=_BLUES,
+        xgap=1,
+        ygap=1,
+        showscale=False,
+        hovertemplate="%{y}, %{x}: %{z:.2f}<extra></extra>",
+    )
+    sentence = say(language, "experts.usual", group=visible(nearest.group, 24))
+    heads = [say(language, "experts.group"), say(language, "race.tau"), *experts]
+    cells = [
+        [visible(name, 24), f"{tau:.2f}", *(f"{weight:.2f}" for weight in weights)]
+        for name, tau, weights in rows
+    ]
+    return Chart(drawing, sentence, table(language, heads, cells))
+
+
+def _distance(one: list[float], other: tuple[float, ...]) -> float:
+    return sum((a - b) ** 2 for a, b in zip(one, other, strict=False))
 
 
 def _rounds(lane: Lane, router: str) -> list[RoundRecord]:

@@ -1,12 +1,11 @@
 """The run's future tokens as a trail over the head's fixed PCA map."""
 
-from dataclasses import dataclass
-
 import plotly.graph_objects as go
 
 from app.text import say
 from app.views.chart import COLOURS, DASHES, SYMBOLS, Chart, figure, lane_name, look
 from app.views.marks import safe, table, visible
+from app.views.reference import Reference
 from confu_core.trace import Lane, RoundRecord, Trace
 
 # Okabe-Ito without the colours that mean something else here; each group has its own symbol too.
@@ -20,16 +19,10 @@ _GROUPS = (
 )
 
 
-@dataclass(frozen=True)
-class Reference:
-    """What the map is drawn over: points of recorded text by task group, and how much of the
-    variance each axis explains. The axes belong to the head and never change between runs."""
-
-    explained: tuple[float, float]
-    points: tuple[tuple[str, float, float], ...]
+NOTHING = Reference()
 
 
-def chart(trace: Trace, language: str, reference: Reference | None = None) -> Chart:
+def chart(trace: Trace, language: str, reference: Reference = NOTHING) -> Chart:
     """Points in order of the rounds, joined; hover tells what the text did then."""
     trails = [(lane, _placed(lane)) for lane in trace.lanes.values() if _placed(lane)]
     if not trails:
@@ -40,12 +33,12 @@ def chart(trace: Trace, language: str, reference: Reference | None = None) -> Ch
         yaxis={"title": {"text": _axis(language, 2, reference)}, "scaleanchor": "x"},
         legend={"orientation": "h", "y": 1.1},
     )
-    if reference:
+    if reference.points:
         _add_reference(drawing, reference)
     for lane, rounds in trails:
         _add_trail(drawing, lane, rounds, language, main=lane is trails[0][0])
     sentence = say(language, "futures.sentence", n=len(trails[0][1]))
-    if reference:
+    if reference.explained:
         share = f"{sum(reference.explained):.0%}"
         sentence += " " + say(language, "futures.explained", share=share)
     rows = [
@@ -97,9 +90,9 @@ def _add_trail(
     )
 
 
-def _axis(language: str, number: int, reference: Reference | None) -> str:
+def _axis(language: str, number: int, reference: Reference) -> str:
     name = say(language, "futures.axis", n=number)
-    return f"{name} ({reference.explained[number - 1]:.0%})" if reference else name
+    return f"{name} ({reference.explained[number - 1]:.0%})" if reference.explained else name
 
 
 def _add_reference(drawing: go.Figure, reference: Reference) -> None:

@@ -3,6 +3,7 @@
 Whatever a test looks at, it fails on a console error or a request that leaves this machine.
 """
 
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -69,7 +70,9 @@ def visit(chromium, site):
         page.goto((url or site.url) + query)
         page.wait_for_selector(".cfx")
         if page.url.startswith("http"):  # until the load event has filled the page
-            page.wait_for_function("document.querySelector('#progress').innerText.trim()")
+            page.wait_for_function(
+                "document.querySelector('#progress .progress')?.innerText.trim()"
+            )
         return page
 
     yield open_page

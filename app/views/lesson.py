@@ -30,5 +30,6 @@ def body(language: str) -> str:
         f"<div class='lesson'><h2>{words('lesson.title')}</h2><ol>{steps}</ol>"
         f"<h2>{words('lesson.ours')}</h2><p>{words('lesson.ours_text')}</p>"
         f"<h2>{words('lesson.try')}</h2><ul>{tries}</ul>"
-        f"<h2>{words('dialog.glossary')}</h2><dl>{glossary}</dl></div>"
+        f"<h2>{words('dialog.glossary')}</h2><dl>{glossary}</dl>"
+        f"<p>{words('lesson.api')} <a href='?view=api'>/compare</a></p></div>"
     )

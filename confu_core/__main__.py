@@ -21,6 +21,7 @@ def main(arguments: list[str] | None = None) -> int:
     _add_compare(commands)
     _add_synth(commands)
     _add_train(commands)
+    _add_card(commands)
     _add_bench(commands)
     _add_profile(commands)
     options = parser.parse_args(arguments)
@@ -331,6 +332,21 @@ def _train(options: argparse.Namespace) -> None:
         command="python -m confu_core " + shlex.join(sys.argv[1:]),
     )
     run(target, recipe, lambda row: print(time.strftime("%H:%M:%S"), json.dumps(row), flush=True))
+
+
+def _add_card(commands) -> None:
+    parser = commands.add_parser(
+        "card", help="write a checkpoint's model card anew from its record"
+    )
+    parser.add_argument("folders", type=Path, nargs="+")
+    parser.set_defaults(run=_card)
+
+
+def _card(options: argparse.Namespace) -> None:
+    from confu_core.train.card import write_card
+
+    for folder in options.folders:
+        write_card(folder)
 
 
 def _add_bench(commands) -> None:

@@ -36,9 +36,10 @@ Made by `{facts["command"]}`.
 | | |
 |---|---|
 | target | {config["target"]["name"]} (fingerprint `{config["target"]["fingerprint"]}`), frozen |
-| started from | {facts["start"] or "the target's last layer"} |
+| started from | {started_from(facts)} |
 | text | {facts["conversations"]} conversations written by the target, {facts["answer_tokens"]} answer tokens |
 | steps | {facts["settings"]["steps"]}; the weights of step {facts["chosen_step"]} were kept, by held-out acceptance |
+| time | {facts["minutes_of_last_session"]} minutes on a machine that did other work too (since the last resume) |
 | draft vocabulary | {config["draft"]["draft_vocab"]} tokens, {100 * facts["draft_vocabulary_coverage"]:.1f} % of held-out answer tokens |
 | machine | {facts["machine"]}, {facts["precision"]} |
 | settings | `{json.dumps(facts["settings"])}` |
@@ -71,3 +72,14 @@ keys and values per layer; the future token also reaches the draft's input state
 (gated), not only as an extra key/value entry; replication serves later starts only; routers read
 centred, standardised states.
 """
+
+
+def started_from(facts: dict) -> str:
+    """The head that a training continued, with its own record; or where a fresh one began."""
+    before = facts.get("start_facts")
+    if not before:
+        return facts["start"] or "the target's last layer"
+    return (
+        f"{facts['start']}: `{before['command']}` ({before['answer_tokens']} answer tokens, "
+        f"{before['settings']['steps']} steps)"
+    )

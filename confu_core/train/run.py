@@ -57,12 +57,13 @@ def run(target: Target, recipe: Recipe, report: Callable[[dict], None]) -> None:
             f"Only {len(conversations)} conversations to train on and {len(held_out)} held out. "
             "Write more text with `python -m confu_core synth`."
         )
-    head, contemplation = _modules(target, recipe, conversations)
+    head, contemplation, start_facts = _modules(target, recipe, conversations)
     facts = {
         "command": recipe.command,
         "settings": asdict(recipe.settings),
         "precision": recipe.precision,
         "start": recipe.start.name if recipe.start else None,
+        "start_facts": start_facts,
         "conversations": len(conversations),
         "answer_tokens": sum(len(c.ids) - c.answer_start for c in conversations),
         "held_out_conversations": len(held_out),
@@ -105,7 +106,8 @@ def run(target: Target, recipe: Recipe, report: Callable[[dict], None]) -> None:
 
 def _modules(
     target: Target, recipe: Recipe, conversations: list
-) -> tuple[DraftHead, Contemplation | None]:
+) -> tuple[DraftHead, Contemplation | None, dict | None]:
+    """The modules to train, and the training record of the head that they start from."""
     seed = recipe.settings.seed
     torch.manual_seed(seed)
     if recipe.start is None:
@@ -113,7 +115,7 @@ def _modules(
             raise SettingsError("ConFu starts from an EAGLE-3 head: name one with --start FOLDER.")
         size = min(recipe.draft_vocab, target.vocab)
         vocabulary = draft_vocabulary(conversations, size, set(target.stop_ids))
-        return new_head(target, vocabulary), None
+        return new_head(target, vocabulary), None, None
     start = load_checkpoint(recipe.start, target, torch.float32)
     head, contemplation = start.head.requires_grad_(True), start.contemplation
     if contemplation is not None:
@@ -122,4 +124,4 @@ def _modules(
         contemplation = new_contemplation(
             target, head, conversations, seed, **dict(recipe.switches)
         )
-    return head, contemplation
+    return head, contemplation, start.facts

@@ -471,10 +471,9 @@ def test_bad_lines_are_named(llama, tmp_path, bad):
 
 
 def test_draft_vocabulary_takes_the_most_frequent_with_ties_to_the_smaller_id():
-    found = draft_vocabulary(
-        [Conversation((9, 9, 50, 50, 50, 40, 40, 30, 30, 20), 2, "")], 3, set()
-    )
-    assert found.tolist() == [30, 40, 50], "only answer tokens count"
+    one = [Conversation((9, 9, 9, 9, 50, 50, 50, 40, 40, 30, 30, 20), 4, "")]
+    assert draft_vocabulary(one, 3, set()).tolist() == [30, 40, 50], "only answer tokens count"
+    assert draft_vocabulary(one, 2, set()).tolist() == [30, 50]
 
 
 def test_draft_vocabulary_holds_the_forced_ids_and_fills_up():

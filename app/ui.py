@@ -212,7 +212,9 @@ class _Page:
                     label="form.donor",
                 )
         self.words(self.accordion, label="form.settings")
-        self.progress = gr.HTML(progress.line(""), elem_id="progress")
+        with gr.Row(elem_id="state"):
+            self.progress = gr.HTML(progress.line(""), elem_id="progress", scale=4)
+            self.model = gr.HTML(progress.line(""), elem_id="model", scale=2, min_width=240)
         self.player = step_player()
         with gr.Tabs():
             with gr.Tab(en("tab.lesson")) as tab:
@@ -262,7 +264,7 @@ class _Page:
         demo.load(
             self.on_load,
             None,
-            [self.player, self.progress, self.language, *form, *self._worded()],
+            [self.player, self.progress, self.model, self.language, *form, *self._worded()],
             **quiet,
         ).then(self.on_draw, self.language, charts, **quiet)
         running = gr.on(
@@ -293,11 +295,9 @@ class _Page:
             self.on_opened, self.language, [*frame, self.prompt], cancels=[running], **quiet
         ).then(self.on_draw, self.language, charts, **quiet)
         self.language.input(
-            self.on_language, self.language, [self.player, self.progress, *self._worded()], **quiet
+            self.on_language, self.language, [self.player, self.model, *self._worded()], **quiet
         ).then(self.on_draw, self.language, charts, **quiet)
-        self.timer.tick(
-            self.on_tick, self.language, [self.progress, self.timer], queue=False, **quiet
-        )
+        self.timer.tick(self.on_tick, self.language, [self.model, self.timer], queue=False, **quiet)
         demo.unload(self.on_unload)
         gr.api(
             self.compare,
@@ -333,19 +333,19 @@ class _Page:
         prompt = link.prompt or next((e.prompt for e in EXAMPLES if e.name == first), "")
         session = request.session_hash
         if self.runs.store.get(session):  # a quick visitor has pressed Run already
-            return [gr.skip()] * (5 + len(FIELDS) + len(self._worded()))
+            return [gr.skip()] * (6 + len(FIELDS) + len(self._worded()))
         if trace:
             message = self.runs.show(session, trace, "recorded", link.step)
         else:
             message = wire.speak(uuid.uuid4().hex, language, link.step)
         numbers = [gr.update(value=link.numbers.get(f.name, f.default)) for f in FIELDS]
-        line = engine_line(self.runs.slot.state, language)
+        line = progress.line(say(language, "example.recorded") if trace else "")
         if link.ignored:
-            names = ", ".join(link.ignored)
-            line = progress.line(say(language, "link.ignored", names=names), "quiet")
+            line = progress.line(say(language, "link.ignored", names=", ".join(link.ignored)))
         return [
             wire.dress(message, language, link.hide, link.panels),
             line,
+            engine_line(self.runs.slot.state, language),
             language,
             prompt,
             gr.skip(),

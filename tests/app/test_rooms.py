@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 APP = Path(__file__).resolve().parents[2] / "app"
-FILES = sorted(APP.rglob("*.py")) + [APP.parent / "app.py"]
+FILES = [*sorted(APP.rglob("*.py")), APP.parent / "app.py"]
 PURE = ("views", "text", "lessons", "links", "form")
 
 

@@ -70,7 +70,7 @@ def visit(chromium, site):
         page.goto((url or site.url) + query)
         page.wait_for_selector(".cfx")
         if page.url.startswith("http"):  # until the load event has filled the page
-            page.locator("#progress .progress", has_text=re.compile(r"\w")).wait_for()
+            page.locator("#model .progress", has_text=re.compile(r"\w")).wait_for()
         return page
 
     yield open_page

@@ -19,7 +19,7 @@ def round_shown(page) -> str:
 
 def quiet(page) -> None:
     """Until the model is ready and the page asks for nothing more."""
-    page.wait_for_function("document.querySelector('#progress').innerText.includes('ready')")
+    page.locator("#model", has_text="ready").wait_for()
     page.wait_for_timeout(1500)
 
 
@@ -32,17 +32,17 @@ def test_page_opens_on_a_recorded_run(visit):
 
 
 def test_a_run_streams_growing_states(visit):
-    page = visit()
+    page = visit("?tokens=32")
+    page.evaluate(
+        "window.states = new Set();"
+        "const bars = () => document.querySelectorAll('[data-lane=confu] .cfx-bar').length;"
+        "new MutationObserver(() => window.states.add(bars()))"
+        ".observe(document.querySelector('.cfx'), {childList: true, subtree: true})"
+    )
     run_prompt(page, "stream this")
-    page.wait_for_selector(".cfx-badge-running")
-    seen = set()
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline and not page.locator(".cfx-badge-finished").count():
-        seen.add(page.locator("[data-lane=confu] .cfx-bar").count())
-        page.wait_for_timeout(60)
     wait_finished(page)
-    assert len(seen) >= 3
-    assert page.locator("[data-lane=plain] .cfx-bar").count() == 64
+    assert page.evaluate("window.states.size") >= 3
+    assert page.locator("[data-lane=plain] .cfx-bar").count() == 32
     assert "same text" in page.locator(".cfx-verdict").inner_text()
 
 
@@ -110,11 +110,16 @@ def test_stop_is_quick_and_the_rounds_stay(visit):
         run_prompt(page, "stop me")
         page.wait_for_function("document.querySelectorAll('[data-lane=confu] .cfx-bar').length > 2")
         begin = time.monotonic()
+        page.get_by_role("button", name="Table").click()
+        any_click = (
+            time.monotonic() - begin
+        )  # what a busy machine takes for a click that asks nobody
+        begin = time.monotonic()
         page.get_by_role("button", name="Stop", exact=True).click()
         page.wait_for_selector(".cfx-badge-stopped")
         page.wait_for_selector("#run:not([disabled])")
-        assert time.monotonic() - begin < 1
-        deadline = time.monotonic() + 1
+        assert time.monotonic() - begin < 1 + 3 * any_click
+        deadline = time.monotonic() + 1 + 3 * any_click
         while site.engine.open_runs and time.monotonic() < deadline:
             time.sleep(0.05)
         assert site.engine.open_runs == 0
@@ -225,7 +230,7 @@ def test_examples_and_links(visit):
     page.get_by_role("button", name="Code", exact=True).click()
     page.wait_for_function("document.querySelector('.cfx-title').innerText.includes('Fibonacci')")
     page.get_by_role("button", name="Odd planets").click()
-    page.wait_for_function("document.querySelector('#progress').innerText.includes('no recorded')")
+    page.locator("#progress", has_text="no recorded").wait_for()
 
 
 def test_empty_prompt_is_refused_and_nothing_lost(visit):

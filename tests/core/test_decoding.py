@@ -396,7 +396,7 @@ def test_real_seconds_add_up(llama, prompt, methods):
 
 BAD = {
     "max_new_tokens": ([0, -1], "at least 1"),
-    "temperature": ([-0.1, 5.1, math.nan, math.inf], "between 0 (greedy) and 5"),
+    "temperature": ([-0.1, 0.009, 5.1, math.nan, math.inf], "0 (greedy) or between 0.01 and 5"),
     "top_p": ([0.0, -0.5, 1.01, math.nan], "above 0 and at most 1"),
     "nodes": ([0, 257, -3], "between 1 (root only) and 256"),
     "depth": ([-1, 17], "between 0 and 16"),
@@ -425,7 +425,7 @@ def test_every_bad_setting_gives_one_sentence_with_the_range(llama, prompt, fiel
     [
         {"max_new_tokens": 1},
         {"temperature": 5.0},
-        {"temperature": 1e-9},
+        {"temperature": 0.01},
         {"top_p": 1e-9},
         {"nodes": 1},
         {"nodes": 256},

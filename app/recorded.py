@@ -49,6 +49,16 @@ def known(folder: Path = FOLDER) -> dict[str, dict[str, Any]]:
         return {}
 
 
+def backdrops(folder: Path = FOLDER, most: int = 240) -> dict[str, list[list[float]]]:
+    """Per head (by sha256) some points of its map, for the player's small one."""
+    found = {}
+    for digest, entry in known(folder).items():
+        points = entry.get("points", ())
+        step = max(1, len(points) // most)
+        found[digest] = [[x, y] for _, x, y in points[::step]]
+    return found
+
+
 def reference(trace: Trace, engine: Any = None, folder: Path = FOLDER) -> Reference:
     """What a trace is compared with: what was recorded of its ConFu head, and that head's map if
     it is loaded now."""

@@ -4,7 +4,7 @@ import json
 from functools import cache
 from importlib.resources import files
 
-from app import lessons
+from app import lessons, recorded
 from app.text import LANGUAGES, table
 
 # In order: each part uses only those above it.
@@ -17,6 +17,7 @@ SCRIPTS = (
     "chips.js",
     "panel.js",
     "race.js",
+    "map.js",
     "future.js",
     "card.js",
     "dialogs.js",
@@ -46,6 +47,7 @@ def assets() -> str:
             "strings": {language: table(language) for language in LANGUAGES},
             "tour": lessons.TOUR,
             "glossary": lessons.GLOSSARY,
+            "maps": recorded.backdrops(),
         }
     )
 

@@ -1,11 +1,12 @@
 // What steers ConFu's draft: both routers (never averaged), and our reading of the future token.
 
-const confuFuture = (({ el, token, sign, sentence }, layout, story) => {
+const confuFuture = (({ el, token, sign, sentence }, layout, story, maps) => {
   const REACH = 8; // tokens within which a reading may come true
   const STILL = 0.005; // a change of weight too small to show
 
-  function create(stage, box) {
+  function create(stage, box, backdrops) {
     const { state } = stage;
+    const map = maps.create(stage, backdrops);
 
     /** The contemplating lane on show; with an intervention, the changed one is asked first. */
     function contemplating() {
@@ -35,7 +36,8 @@ const confuFuture = (({ el, token, sign, sentence }, layout, story) => {
         el("div", { class: "cfx-future-row" },
           router("contemplate", record && record.contemplate_router, before && before.contemplate_router),
           router("future", record && record.future_router, before && before.future_router),
-          readings(lane, record)));
+          readings(lane, record),
+          map.draw(lane)));
     }
 
     function router(name, weights, before) {
@@ -80,4 +82,4 @@ const confuFuture = (({ el, token, sign, sentence }, layout, story) => {
   }
 
   return { create };
-})(confuDom, confuLayout, confuStory);
+})(confuDom, confuLayout, confuStory, confuMap);

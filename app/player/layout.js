@@ -364,10 +364,25 @@ const confuLayout = (() => {
     return { kept, accepted };
   }
 
+  /**
+   * From map coordinates to a square of `size`, one scale for both axes, y upwards. Points beyond
+   * the given ones stay on the rim.
+   */
+  function mapScale(points, size, edge) {
+    const [xs, ys] = [0, 1].map((axis) => points.map((point) => point[axis]));
+    const [left, right, low, high] = [Math.min(...xs), Math.max(...xs), Math.min(...ys), Math.max(...ys)];
+    const scale = (size - 2 * edge) / (Math.max(right - left, high - low) || 1);
+    const clamp = (value) => Math.min(size - edge / 2, Math.max(edge / 2, value));
+    return ([x, y]) => [
+      clamp(size / 2 + scale * (x - (left + right) / 2)),
+      clamp(size / 2 - scale * (y - (low + high) / 2)),
+    ];
+  }
+
   return {
     visible, visibleParts, clippedParts, textWidth, percent, childrenOf, rankOf, lineage, fold,
     place, edgePath, starts, tokensOf, secondsOf, elapsed, roundAt, bars, timelineScale, speedOf,
-    firstDifference, cameTrue, withBudget, codeName,
+    firstDifference, cameTrue, withBudget, mapScale, codeName,
   };
 })();
 

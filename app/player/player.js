@@ -54,7 +54,7 @@ function confuPlayer(element, assets, host) {
   };
   const { say } = stage;
   const race = confuRace.create(stage, parts.race, parts.verdict);
-  const future = confuFuture.create(stage, parts.future);
+  const future = confuFuture.create(stage, parts.future, assets.maps);
   const card = confuCard.create(stage, parts.card, parts.legend);
   const dialogs = confuDialogs.create(stage, dialog, assets.glossary);
 

@@ -12,6 +12,15 @@ const states = require(path.join(PLAYER, "state.js"));
 const strings = JSON.parse(fs.readFileSync(path.join(PLAYER, "..", "text", "en.json"), "utf8"));
 const speech = story.speaker("en", strings, strings);
 
+test("the map keeps one scale, y upwards, and strays on the rim", () => {
+  const at = layout.mapScale([[0, 0], [10, 5]], 100, 10);
+  assert.deepStrictEqual(at([5, 2.5]), [50, 50]);
+  assert.deepStrictEqual(at([0, 0]), [10, 70]);
+  assert.deepStrictEqual(at([10, 5]), [90, 30]);
+  assert.deepStrictEqual(at([99, 99]), [95, 5]);
+  assert.deepStrictEqual(layout.mapScale([[3, 3]], 100, 10)([3, 3]), [50, 50]); // a single point
+});
+
 /** A seeded random tree of `count` nodes. */
 function randomTree(count, seed) {
   let state = seed + 1;

@@ -218,3 +218,32 @@ def test_real_target_trained_heads(default_target, trained, real_texts):
             assert tokens(rounds) == wanted, name
             assert len(rounds) <= 16, f"{name} took {len(rounds) - 1} passes for 19 tokens"
             assert run(default_target, method, ids, sampled) == drawn, name
+
+
+@pytest.fixture(scope="module")
+def drawn_plainly(default_target):
+    """Plain decoding's 16 tokens at a temperature and seed, each decoded once."""
+    texts: dict[tuple[float, int], list[int]] = {}
+    ids = chat_ids(default_target, REAL_PROMPTS[2])
+
+    def text(temperature: float, seed: int) -> tuple[list[int], list[int]]:
+        if (temperature, seed) not in texts:
+            settings = Settings(max_new_tokens=16, temperature=temperature, seed=seed)
+            with torch.inference_mode():
+                texts[temperature, seed] = run(default_target, PLAIN, ids, settings)
+        return ids, texts[temperature, seed]
+
+    return text
+
+
+@pytest.mark.target
+@pytest.mark.parametrize("nodes", [1, 8, 30, 60])
+@pytest.mark.parametrize(("temperature", "seed"), [(0.0, 0), (0.7, 1), (1.0, 2)])
+def test_trained_heads_at_every_size_and_temperature(
+    default_target, trained, drawn_plainly, temperature, seed, nodes
+):
+    ids, wanted = drawn_plainly(temperature, seed)
+    settings = Settings(max_new_tokens=16, temperature=temperature, seed=seed, nodes=nodes)
+    for name, method in trained.items():
+        with torch.inference_mode():
+            assert run(default_target, method, ids, settings) == wanted, name

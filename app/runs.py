@@ -20,6 +20,7 @@ from app.text import say
 from app.views import progress, wire
 from app.views.chart import lane_name
 from confu_core.errors import ConFuError
+from confu_core.events import Advanced, Event, Started
 from confu_core.trace import Intervention, RoundRecord, Settings, Trace
 
 log = logging.getLogger(__name__)
@@ -206,17 +207,17 @@ class Runs:
         usable = tuple(name for name in wanted if offered[name].available)
         return usable, [offered[name].reason for name in wanted if name not in usable]
 
-    def _frames(self, run: Run, events: Iterator[Any], language: str) -> Iterator[Frame]:
+    def _frames(self, run: Run, events: Iterator[Event], language: str) -> Iterator[Frame]:
         for event in events:
             if run.stop.is_set():
                 return
-            if not hasattr(event, "trace"):  # Advanced: one lane, one round
+            if isinstance(event, Advanced):
                 run.add(event.lane, event.record, event.text)
                 message = wire.step(run.id, run.next(), event.lane, event.record, event.text)
-            elif run.trace is None:  # Started
+            elif isinstance(event, Started):
                 run.trace = event.trace
                 message = wire.reset(run.id, event.trace)
-            else:  # Finished
+            else:
                 run.trace = event.trace
                 message = wire.full(run.id, run.next(), event.trace, "finished", "live")
                 yield Frame(finished_line(event.trace, language), message, running=False)

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from confu_core.errors import ConFuError
+from confu_core.events import Advanced, Finished
 from confu_core.trace import LABELS, Settings, Trace
 
 
@@ -147,8 +148,6 @@ def _add_run(commands) -> None:
 
 
 def _run(options: argparse.Namespace) -> bool:
-    from confu_core.compare import Advanced, Finished
-
     engine = _engine(options)
     shown = ""
     for event in engine.compare(options.prompt, _settings(options), [options.method]):
@@ -194,8 +193,6 @@ def _add_compare(commands) -> None:
 
 
 def _compare(options: argparse.Namespace) -> bool:
-    from confu_core.compare import Advanced, Finished
-
     engine = _engine(options)
     available = [name for name, info in engine.methods.items() if info.available]
     methods = options.methods or available

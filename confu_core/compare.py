@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from confu_core.assets import default_target
 from confu_core.checkpoints import find_checkpoint, load_checkpoint
 from confu_core.decoding import Round, check_settings, decode
 from confu_core.errors import CheckpointError, SettingsError, TargetError
+from confu_core.events import Advanced, Event, Finished, MethodInfo, Started
 from confu_core.interventions import intervene
 from confu_core.methods import PLAIN, Method, with_head
 from confu_core.prompt import TextStream, chat_ids
@@ -38,42 +38,6 @@ from confu_core.trace import (
 CHANGED = "changed"  # the lane that an intervention runs in
 DEFAULT_TARGET = "smollm2-135m-instruct"
 CHECKPOINTS = Path(__file__).resolve().parent.parent / "checkpoints"
-
-
-@dataclass(frozen=True)
-class Started:
-    """The first event: a trace whose lanes are present but empty."""
-
-    trace: Trace
-
-
-@dataclass(frozen=True)
-class Advanced:
-    """One lane gained tokens; `text` is its answer so far, never cut inside a character."""
-
-    lane: str
-    record: RoundRecord
-    text: str
-
-
-@dataclass(frozen=True)
-class Finished:
-    """The last event: everything."""
-
-    trace: Trace
-
-
-Event = Started | Advanced | Finished
-
-
-@dataclass(frozen=True)
-class MethodInfo:
-    """What a page needs to know of a method. `reason`: why it is not available, or empty."""
-
-    label: str
-    available: bool
-    reason: str
-    contemplates: bool
 
 
 class Engine:

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from confu_core.bench.questions import Question
-from confu_core.compare import Engine, Finished
+from confu_core.compare import Engine
 from confu_core.errors import PromptError
+from confu_core.events import Finished
 from confu_core.trace import Settings, Trace
 
 RESAMPLES = 2000

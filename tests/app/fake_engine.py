@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from confu_core.errors import PromptError, SettingsError
+from confu_core.events import Advanced, Event, Finished, MethodInfo, Started
 from confu_core.trace import (
     Future,
     Head,
@@ -54,31 +55,6 @@ FILLER = (
     " the", " a", " of", " light", " air", " blue", ",", ".", " and", " to", " is", " in", " that",
     " red", " it", " more", " we", " sky", " far", " every", " sun", " see", "\n", " as", " with",
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Started:
-    trace: Trace
-
-
-@dataclass(frozen=True)
-class Advanced:
-    lane: str
-    record: RoundRecord
-    text: str
-
-
-@dataclass(frozen=True)
-class Finished:
-    trace: Trace
-
-
-@dataclass(frozen=True)
-class MethodInfo:
-    label: str
-    available: bool = True
-    reason: str = ""
-    contemplates: bool = False
 
 
 @dataclass(frozen=True)
@@ -130,7 +106,7 @@ class FakeEngine:
         methods: Sequence[str] = METHODS,
         should_stop: Callable[[], bool] = lambda: False,
         intervention: Intervention | None = None,
-    ) -> Iterator[Started | Advanced | Finished]:
+    ) -> Iterator[Event]:
         if not prompt.strip():
             raise PromptError("The prompt is empty. Type a question or choose an example.")
         if self.count_tokens(prompt) > self.context:
@@ -141,7 +117,7 @@ class FakeEngine:
             )
         return self._counted(prompt, settings, methods, should_stop, intervention)
 
-    def _counted(self, *arguments: Any) -> Iterator[Started | Advanced | Finished]:
+    def _counted(self, *arguments: Any) -> Iterator[Event]:
         self.open_runs += 1
         try:
             yield from self._events(*arguments)
@@ -155,7 +131,7 @@ class FakeEngine:
         methods: Sequence[str],
         should_stop: Callable[[], bool],
         intervention: Intervention | None,
-    ) -> Iterator[Started | Advanced | Finished]:
+    ) -> Iterator[Event]:
         heads = {name: Head(f"{name}-fake", "0" * 64, True) for name in METHODS[1:]}
         lanes = {name: Lane(name, heads.get(name)) for name in methods}
         if intervention:

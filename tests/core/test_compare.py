@@ -12,10 +12,11 @@ import torch
 from confu_core import decoding
 from confu_core.cache import KVCache
 from confu_core.checkpoints import save_checkpoint
-from confu_core.compare import Advanced, Engine, Finished, Started, load_engine
+from confu_core.compare import Engine, load_engine
 from confu_core.decoding import decode
 from confu_core.drafter import NoDrafter
 from confu_core.errors import CheckpointError, PromptError, SettingsError, TargetError
+from confu_core.events import Advanced, Finished, Started
 from confu_core.methods import PLAIN, Method
 from confu_core.prompt import chat_ids
 from confu_core.trace import Settings, Trace

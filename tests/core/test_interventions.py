@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from confu_core.compare import CHANGED, Engine, Finished
+from confu_core.compare import CHANGED, Engine
 from confu_core.decoding import decode
 from confu_core.errors import PromptError, SettingsError
+from confu_core.events import Finished
 from confu_core.interventions import first_future, intervene
 from confu_core.methods import PLAIN
 from confu_core.trace import Intervention, Settings, Trace

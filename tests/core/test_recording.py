@@ -9,8 +9,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from confu_core.compare import Engine, Finished
+from confu_core.compare import Engine
 from confu_core.decoding import decode
+from confu_core.events import Finished
 from confu_core.methods import PLAIN
 from confu_core.prompt import token_label
 from confu_core.reading import FutureBasis, nearest_words

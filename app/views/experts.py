@@ -12,7 +12,16 @@ ROUTERS = ("contemplate", "future")
 LONG = 2  # accepted tokens that make an acceptance "long" in the sentence
 
 # White to the palette's blue, so that the number in the cell stays readable.
-_BLUES = [[0.0, "#F4F8FB"], [0.5, "#8CC3E6"], [1.0, "#0072B2"]]
+# What both heatmaps share: weights from 0 to 1 in one blue hue, a number in the cell.
+_HEATMAP = {
+    "textfont": {"size": 10},
+    "zmin": 0,
+    "zmax": 1,
+    "colorscale": [[0.0, "#F4F8FB"], [0.5, "#8CC3E6"], [1.0, "#0072B2"]],
+    "xgap": 1,
+    "ygap": 1,
+    "hovertemplate": "%{y}, %{x}: %{z:.2f}<extra></extra>",
+}
 
 
 def chart(trace: Trace, router: str, language: str) -> Chart:
@@ -45,14 +54,8 @@ def chart(trace: Trace, router: str, language: str) -> Chart:
         y=[f"E{expert + 1}" for expert in range(count)],
         text=[[_cell(column[expert]) for column in columns] for expert in range(count)],
         texttemplate="%{text}" if len(rounds) <= 32 else None,
-        textfont={"size": 10},
-        zmin=0,
-        zmax=1,
-        colorscale=_BLUES,
-        xgap=1,
-        ygap=1,
         showscale=len(rounds) > 32,
-        hovertemplate="%{y}, %{x}: %{z:.2f}<extra></extra>",
+        **_HEATMAP,
     )
     return Chart(
         drawing, _sentence(rounds, router, count, language), _table(rounds, router, language)
@@ -86,14 +89,8 @@ def usual_chart(trace: Trace, router: str, language: str, reference: Reference) 
         y=[safe(name, 24) for name, _, _ in rows],
         text=[[_cell(weight) for weight in weights] for _, _, weights in rows],
         texttemplate="%{text}",
-        textfont={"size": 10},
-        zmin=0,
-        zmax=1,
-        colorscale=_BLUES,
-        xgap=1,
-        ygap=1,
         showscale=False,
-        hovertemplate="%{y}, %{x}: %{z:.2f}<extra></extra>",
+        **_HEATMAP,
     )
     sentence = say(language, "experts.usual", group=visible(nearest.group, 24))
     heads = [say(language, "experts.group"), say(language, "race.tau"), *experts]

@@ -79,7 +79,8 @@ def started_from(facts: dict) -> str:
     before = facts.get("start_facts")
     if not before:
         return facts["start"] or "the target's last layer"
+    remark = f"; {before['remark']}" if "remark" in before else ""
     return (
         f"{facts['start']}: `{before['command']}` ({before['answer_tokens']} answer tokens, "
-        f"{before['settings']['steps']} steps)"
+        f"{before['settings']['steps']} steps{remark})"
     )

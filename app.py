@@ -1,20 +1,40 @@
 """Start the teaching app: `python app.py`, or the same file as a Hugging Face Space."""
 
 import argparse
+import os
+from collections.abc import Callable
+from typing import Any
 
-from app.runs import EngineSource
+from app import gpu  # brings `spaces`, which must come before torch
+from app.choices import Choice, of_preset
 from app.ui import build_demo, launch_options
+from confu_core.presets import DEFAULT, PRESETS
 
 
-def engine_source(target: str | None, device: str) -> EngineSource:
-    """How to load the engine, once somebody needs it."""
+def own_choice(options: argparse.Namespace) -> Choice:
+    """The model that the options name: a target, heads, or both."""
+    named = {"eagle3": options.eagle3, "confu": options.confu}
+    heads = {name: source for name, source in named.items() if source} or None
 
-    def load(report):
+    def load(report: Callable[[str, float], None]) -> Any:
         from confu_core import load_engine  # torch comes with it: not before the page answers
 
-        return load_engine(target, device, report)
+        return load_engine(options.target, options.device, report, options.dtype, heads)
 
-    return load
+    return Choice("own", options.target or PRESETS[DEFAULT].title, load)
+
+
+def choices(options: argparse.Namespace) -> list[Choice]:
+    """The model to begin with, then the others that visitors may choose.
+
+    A ZeroGPU Space has one alone: its models must lie on the device before the page opens.
+    """
+    offered = {name: of_preset(preset, options.device) for name, preset in PRESETS.items()}
+    if options.target or options.eagle3 or options.confu:
+        first = own_choice(options)
+    else:
+        first = offered.pop(options.preset)
+    return [first] if gpu.lends() else [first, *offered.values()]
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -24,15 +44,33 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--host", help="address to listen on (default: this machine only)")
     parser.add_argument("--port", type=int, help="port (default: the first free one from 7860)")
-    parser.add_argument("--target", help="model id or folder (default: SmolLM2-135M-Instruct)")
+    parser.add_argument(
+        "--preset",
+        default=os.environ.get("CONFU_PRESET", DEFAULT),
+        help=f"the model to begin with, of {', '.join(PRESETS)} (default: $CONFU_PRESET, else "
+        f"{DEFAULT})",
+    )
+    parser.add_argument("--target", help="a model of your own instead: folder or hub id")
+    parser.add_argument("--eagle3", help="the EAGLE-3 head for it: folder or hub id")
+    parser.add_argument("--confu", help="the ConFu head for it: folder or hub id")
     parser.add_argument("--device", default="auto", help="cpu, cuda, mps or auto (default)")
-    return parser.parse_args(arguments)
+    parser.add_argument(
+        "--dtype", default="float32", help="precision of --target: float32 (default) or bfloat16"
+    )
+    options = parser.parse_args(arguments)
+    if options.preset not in PRESETS:
+        parser.error(f"there is no preset {options.preset!r}; choose of {', '.join(PRESETS)}")
+    return options
 
 
 options = parse(None if __name__ == "__main__" else [])
-demo = build_demo(engine_source(options.target, options.device))
+first, *others = choices(options)
+demo = build_demo(first, others=others)
 
 if __name__ == "__main__":
+    if gpu.lends():
+        demo.runs.slot.start()
+        demo.runs.slot.wait()
     demo.launch(
         server_name=options.host,
         server_port=options.port,

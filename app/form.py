@@ -7,7 +7,8 @@ from dataclasses import dataclass, fields
 
 from confu_core.trace import Intervention, Settings
 
-METHODS = ("plain", "eagle3", "confu")
+METHODS = ("plain", "eagle3", "confu", "confu-plus")
+CHOSEN = ("plain", "eagle3", "confu")  # until the visitor says otherwise
 MOST_CHARACTERS = 4000
 NO_CHANGE = "none"
 CHANGES = (

@@ -30,11 +30,14 @@ def load(name: str, folder: Path = FOLDER) -> Trace | None:
 
 
 def map_of(engine: Any, trace: Trace) -> dict[str, dict[str, Any]]:
-    """The map of each head in a trace, by its sha256, as plain data."""
+    """The map of each head in a trace that the engine has loaded, by its sha256, as plain data. A
+    trace may come from other heads than those in use now."""
     found = {}
     for name, lane in trace.lanes.items():
         basis = engine.bases.get(name)
-        if basis is not None and lane.head is not None:
+        if basis is None or lane.head is None:
+            continue
+        if engine.method(name).checkpoint.sha256 == lane.head.sha256:
             points = [list(point) for point in basis.points]
             found[lane.head.sha256] = {"explained": list(basis.explained), "points": points}
     return found

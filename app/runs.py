@@ -11,22 +11,21 @@ import threading
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from app.form import METHODS
+from app.choices import Choice, EngineSource
+from app.form import CHOSEN, METHODS
+from app.gpu import lent
 from app.text import say
 from app.views import progress, wire
 from app.views.chart import lane_name
-from confu_core.errors import ConFuError
-from confu_core.events import Advanced, Event, Started
+from confu_core.errors import ConFuError, SettingsError
+from confu_core.events import Advanced, Event, MethodInfo, Started
 from confu_core.trace import Intervention, RoundRecord, Settings, Trace
 
 log = logging.getLogger(__name__)
-
-# Loads an engine: called once, in a thread, with a function that takes (sentence, fraction).
-EngineSource = Callable[[Callable[[str, float], None]], Any]
 
 MOST_RUNS = 64
 POLL_SECONDS = 0.2
@@ -43,24 +42,46 @@ class EngineState:
 
 
 class EngineSlot:
-    """One engine, loaded in the background on first demand; a failed load may be tried again."""
+    """One engine at a time, loaded in the background on demand. Another choice takes its place
+    after it was let go, so that two never share the memory; a failed load may be tried again."""
 
-    def __init__(self, source: EngineSource) -> None:
-        self._source = source
+    def __init__(self, choices: Sequence[Choice]) -> None:
+        self.choices: Mapping[str, Choice] = {choice.name: choice for choice in choices}
+        self.name = choices[0].name
         self._lock = threading.Lock()
         self.state = EngineState("idle")
         self.engine: Any = None
 
-    def start(self) -> None:
+    def start(self, name: str | None = None) -> None:
+        """Begin to load a choice (none named: the present one), unless it is there already or
+        another is being loaded.
+
+        Raises:
+            ConFuError: the choice is unknown, or cannot run on this machine; what was loaded stays.
+        """
+        name = name or self.name
+        if name not in self.choices:
+            raise SettingsError(f"There is no model {name!r} to choose here.")
+        if name != self.name and (reason := self.choices[name].refusal()):
+            raise SettingsError(reason)
         with self._lock:
-            if self.state.phase in ("loading", "ready"):
+            if self.state.phase == "loading":
                 return
+            if self.state.phase == "ready" and name == self.name:
+                return
+            self.name, self.engine = name, None
             self.state = EngineState("loading", "…")
         threading.Thread(target=self._load, name="load-engine", daemon=True).start()
 
+    def wait(self, most: float = API_WAIT_SECONDS) -> None:
+        """Until nothing is being loaded, but no longer than `most` seconds."""
+        deadline = time.monotonic() + most
+        while self.state.phase == "loading" and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+
     def _load(self) -> None:
         try:
-            self.engine = self._source(self._report)
+            self.engine = self.choices[self.name].load(self._report)
         except ConFuError as error:
             self.state = EngineState("failed", str(error))
         except Exception as error:
@@ -71,6 +92,11 @@ class EngineSlot:
 
     def _report(self, message: str, fraction: float) -> None:
         self.state = EngineState("loading", message, fraction)
+
+    @property
+    def methods(self) -> Mapping[str, MethodInfo]:
+        """What the loaded engine says of its methods; nothing while there is none."""
+        return self.engine.methods if self.engine is not None else {}
 
 
 class Run:
@@ -141,11 +167,17 @@ class Frame:
 
 
 class Runs:
-    """Everything that visitors ask for."""
+    """Everything that visitors ask for.
 
-    def __init__(self, source: EngineSource) -> None:
-        self.slot = EngineSlot(source)
+    `source` loads the model of the first visit; `others` are further models to choose from.
+    """
+
+    def __init__(self, source: EngineSource | Choice, others: Sequence[Choice] = ()) -> None:
+        first = source if isinstance(source, Choice) else Choice("own", "", source)
+        self.slot = EngineSlot((first, *others))
         self.store = RunStore()
+        self._stops: dict[str, threading.Event] = {}
+        self._computing = lent(self._compute)
 
     # ---- A visitor's live run ----------------------------------------------------------------
 
@@ -157,21 +189,29 @@ class Runs:
         methods: Sequence[str],
         settings: Settings,
         intervention: Intervention | None = None,
+        choice: str | None = None,
     ) -> Iterator[Frame]:
         """Frames of one run, from waiting for the engine to the finished trace.
 
         Closing the iterator frees the engine. After `stop` it ends without another frame.
+
+        Args:
+            choice: the model to run; None takes the one that is loaded.
         """
         if not prompt or not prompt.strip():
             text = say(language, "error.empty_prompt")
             yield Frame(progress.line(text, "error"), running=False)
             return
         run = self.store.open(session)
-        yield from self._wait(language, run)
+        try:
+            yield from self._wait(language, run, choice)
+        except ConFuError as error:
+            yield Frame(progress.line(str(error), "error"), running=False)
+            return
         if run.stop.is_set():
             return
         if self.slot.engine is None:
-            yield Frame(engine_line(self.slot.state, language), running=False)
+            yield Frame(self.model_line(language), running=False)
             return
         usable, missing = self._usable(methods)
         if not usable:
@@ -179,12 +219,10 @@ class Runs:
             text = say(language, key, reasons=" ".join(missing))
             yield Frame(progress.line(text, "error"), running=False)
             return
-        events: Iterator[Any] | None = None
+        self._stops[run.id] = run.stop
+        events = self._computing(run.id, prompt, settings, usable, intervention)
         try:
-            events = self.slot.engine.compare(
-                prompt, settings, usable, run.stop.is_set, intervention=intervention
-            )
-            yield from self._frames(run, events, language)
+            yield from self._frames(run, _raised(events), language)
         except ConFuError as error:
             yield Frame(progress.line(str(error), "error"), running=False)
         except Exception:
@@ -192,13 +230,41 @@ class Runs:
             text = say(language, "error.unexpected")
             yield Frame(progress.line(text, "error"), running=False)
         finally:
-            if events is not None:
-                events.close()
+            events.close()
+            del self._stops[run.id]
 
-    def _wait(self, language: str, run: Run) -> Iterator[Frame]:
-        self.slot.start()
-        while self.slot.state.phase == "loading" and not run.stop.is_set():
-            yield Frame(engine_line(self.slot.state, language))
+    def _compute(
+        self,
+        run: str,
+        prompt: str,
+        settings: Settings,
+        methods: tuple[str, ...],
+        intervention: Intervention | None = None,
+    ) -> Iterator[Event | ConFuError]:
+        """The one function that computes. It may run in another process: what goes in and comes
+        out is plain, an error is yielded, and a run's stop reaches it there only by closing it."""
+        stop = self._stops.get(run)
+        try:
+            yield from self.slot.engine.compare(
+                prompt,
+                settings,
+                methods,
+                stop.is_set if stop else lambda: False,
+                intervention=intervention,
+            )
+        except ConFuError as error:
+            yield error
+
+    def _wait(self, language: str, run: Run, choice: str | None) -> Iterator[Frame]:
+        """Until the chosen model is loaded or has failed to; behind a load that is under way."""
+        wanted = choice or self.slot.name
+        self.slot.start(wanted)
+        while not run.stop.is_set():
+            if self.slot.state.phase != "loading":
+                if self.slot.name == wanted:
+                    return
+                self.slot.start(wanted)
+            yield Frame(self.model_line(language))
             time.sleep(POLL_SECONDS)
 
     def _usable(self, methods: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
@@ -256,6 +322,53 @@ class Runs:
         run = self.store.get(session)
         return run.trace if run else None
 
+    # ---- The model -----------------------------------------------------------------------------
+
+    def model_line(self, language: str) -> str:
+        """Where the model stands, as HTML: loading, ready and what it lacks, or why it failed."""
+        state = self.slot.state
+        kind = {"failed": "error", "loading": "busy"}.get(state.phase, "quiet")
+        fraction = state.fraction if state.phase == "loading" else None
+        return progress.line(self._model_sentence(language), kind, fraction)
+
+    def _model_sentence(self, language: str) -> str:
+        state = self.slot.state
+        if state.phase == "failed":
+            return say(language, "engine.failed", reason=state.message)
+        title = self.slot.choices[self.slot.name].title
+        model = f" {title}" if title else ""
+        text = say(language, f"engine.{state.phase}", message=state.message, model=model)
+        methods = self.slot.methods.values()
+        missing = [info.label for info in methods if not info.available]
+        if missing:
+            text += " " + say(language, "engine.missing", methods=", ".join(missing))
+        return " ".join([text, *(warning for info in methods for warning in info.warnings)])
+
+    def choice_line(self, name: str, language: str) -> str:
+        """What choosing a model means, as HTML, before a run loads it."""
+        if name == self.slot.name:
+            return self.model_line(language)
+        choice = self.slot.choices[name]
+        reason = choice.refusal()
+        return progress.line(reason or choice.about(language), "error" if reason else "quiet")
+
+    def count_line(self, prompt: str, new_tokens: int | None, language: str) -> str:
+        """How many tokens a prompt has, as HTML; a warning if they and the answer do not fit.
+        Empty without a model or a prompt."""
+        engine = self.slot.engine
+        if engine is None or not prompt or not prompt.strip():
+            return ""
+        try:
+            count = engine.count_tokens(prompt)
+        except ConFuError as error:  # longer than the context
+            return progress.line(str(error), "error")
+        if count + (new_tokens or 0) > engine.context:
+            text = say(
+                language, "count.cut", n=count, context=engine.context, room=engine.context - count
+            )
+            return progress.line(text, "error")
+        return progress.line(say(language, "count.tokens", n=count, context=engine.context))
+
     # ---- The public endpoint -------------------------------------------------------------------
 
     def compare(self, prompt: str, settings: Settings) -> dict[str, Any]:
@@ -265,14 +378,20 @@ class Runs:
             ConFuError: a prompt or settings that cannot be run, or an engine that did not load.
         """
         self.slot.start()
-        deadline = time.monotonic() + API_WAIT_SECONDS
-        while self.slot.state.phase == "loading" and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
+        self.slot.wait()
         if self.slot.engine is None:
-            raise ConFuError(engine_sentence(self.slot.state, "en"))
-        usable, _ = self._usable(METHODS)
-        *_, last = self.slot.engine.compare(prompt, settings, usable)
+            raise ConFuError(self._model_sentence("en"))
+        usable, _ = self._usable(CHOSEN)
+        *_, last = _raised(self._computing("", prompt, settings, usable, None))
         return result_of(last.trace)
+
+
+def _raised(events: Iterator[Event | ConFuError]) -> Iterator[Event]:
+    """The events; an error among them is raised."""
+    for event in events:
+        if isinstance(event, ConFuError):
+            raise event
+        yield event
 
 
 def result_of(trace: Trace) -> dict[str, Any]:
@@ -293,18 +412,6 @@ def result_of(trace: Trace) -> dict[str, Any]:
             for name, lane in trace.lanes.items()
         },
     }
-
-
-def engine_sentence(state: EngineState, language: str) -> str:
-    if state.phase == "failed":
-        return say(language, "engine.failed", reason=state.message)
-    return say(language, f"engine.{state.phase}", message=state.message)
-
-
-def engine_line(state: EngineState, language: str) -> str:
-    kind = {"failed": "error", "loading": "busy"}.get(state.phase, "quiet")
-    fraction = state.fraction if state.phase == "loading" else None
-    return progress.line(engine_sentence(state, language), kind, fraction)
 
 
 def finished_line(trace: Trace, language: str) -> str:

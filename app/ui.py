@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import html
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib.resources import files
+from importlib.util import find_spec
 from typing import Any
 
 import gradio as gr
 
 from app import links, player, recorded
+from app.choices import Choice, EngineSource
 from app.form import (
     CHANGES,
+    CHOSEN,
     FIELDS,
     METHODS,
     MOST_CHARACTERS,
@@ -22,7 +25,7 @@ from app.form import (
     settings_of,
 )
 from app.lessons import EXAMPLES, Example
-from app.runs import EngineSource, Frame, Runs, engine_line
+from app.runs import Frame, Runs
 from app.text import DEFAULT, LANGUAGES, choose, say
 from app.views import experts, futures, lesson, progress, speed, wire
 from confu_core.errors import ConFuError
@@ -32,9 +35,13 @@ MOST_WAITING = 32
 MOST_TRACE_BYTES = 8_000_000
 COMPUTE = "compute"  # one computation at a time, whoever asks
 
+# Typing asks for one count in this time, the last one included, not for one per key.
+_DEBOUNCE = "(...values) => new Promise((go) => setTimeout(() => go(values), 250))"
+
 # Hands the player what only the page knows: how to watch, where links point, whom to tell.
 _MOUNT = """
 const host = {
+  charts: 'charts',
   source: String(bundle),
   openFile: (text) => trigger('opened', { text }),
   share: (state) => shareLink(state),
@@ -92,6 +99,8 @@ def launch_options() -> dict[str, Any]:
         "css": files("app").joinpath("page.css").read_text(encoding="utf-8"),
         "theme": gr.themes.Default(primary_hue="blue"),
         "ssr_mode": False,
+        # The public endpoint as a tool, where gradio's extra `mcp` is installed.
+        "mcp_server": find_spec("mcp") is not None,
         "footer_links": [],
         "run_history": False,
         "show_error": True,
@@ -99,12 +108,17 @@ def launch_options() -> dict[str, Any]:
     }
 
 
-def build_demo(source: EngineSource, load_recorded=recorded.load) -> gr.Blocks:
-    """The whole page. `source` loads an engine when the first visitor comes.
+def build_demo(
+    source: EngineSource | Choice,
+    load_recorded=recorded.load,
+    others: Sequence[Choice] = (),
+) -> gr.Blocks:
+    """The whole page. `source` loads an engine when the first visitor comes; `others` are further
+    models that visitors can choose.
 
     `demo.runs` gives tests and `app.py` the run desk.
     """
-    runs = Runs(source)
+    runs = Runs(source, others)
     with gr.Blocks(title="ConFu Explorer", analytics_enabled=False, fill_width=True) as demo:
         page = _Page(runs, load_recorded)
         page.build()
@@ -145,19 +159,20 @@ class _Page:
                 visible=len(LANGUAGES) > 1,
             )
         with gr.Row(equal_height=True):
-            self.prompt = self.words(
-                gr.Textbox(
-                    label=en("form.prompt"),
-                    placeholder=en("form.placeholder"),
-                    lines=2,
-                    max_lines=6,
-                    max_length=MOST_CHARACTERS,
-                    scale=6,
-                    elem_id="prompt",
-                ),
-                label="form.prompt",
-                placeholder="form.placeholder",
-            )
+            with gr.Column(scale=6, elem_id="ask"):
+                self.prompt = self.words(
+                    gr.Textbox(
+                        label=en("form.prompt"),
+                        placeholder=en("form.placeholder"),
+                        lines=2,
+                        max_lines=6,
+                        max_length=MOST_CHARACTERS,
+                        elem_id="prompt",
+                    ),
+                    label="form.prompt",
+                    placeholder="form.placeholder",
+                )
+                self.count = gr.HTML(elem_id="count")
             with gr.Column(scale=1, min_width=130):
                 self.run = self.words(
                     gr.Button(en("form.run"), variant="primary", elem_id="run"), value="form.run"
@@ -175,10 +190,23 @@ class _Page:
             ]
         with gr.Accordion(en("form.settings"), open=False) as self.accordion:
             with gr.Row():
+                choices = self.runs.slot.choices
+                self.choice = self.words(
+                    gr.Dropdown(
+                        [(choice.title, name) for name, choice in choices.items()],
+                        value=self.runs.slot.name,
+                        label=en("form.choice"),
+                        info=en("form.choice_info"),
+                        elem_id="choice",
+                        visible=len(choices) > 1,
+                    ),
+                    label="form.choice",
+                    info="form.choice_info",
+                )
                 self.methods = self.words(
                     gr.CheckboxGroup(
                         [(en(f"method.{name}"), name) for name in METHODS],
-                        value=list(METHODS),
+                        value=list(CHOSEN),
                         label=en("form.methods"),
                         scale=2,
                     ),
@@ -216,7 +244,7 @@ class _Page:
             self.progress = gr.HTML(progress.line(""), elem_id="progress", scale=4)
             self.model = gr.HTML(progress.line(""), elem_id="model", scale=2, min_width=240)
         self.player = step_player()
-        with gr.Tabs():
+        with gr.Tabs(elem_id="charts"):
             with gr.Tab(en("tab.lesson")) as tab:
                 self.lesson = gr.HTML(lesson.body(DEFAULT))
             self.words(tab, label="tab.lesson")
@@ -270,19 +298,34 @@ class _Page:
         running = gr.on(
             [self.run.click, self.prompt.submit],
             self.on_run,
-            [self.language, self.change, self.expert, self.donor, *form],
+            [self.language, self.choice, self.change, self.expert, self.donor, *form],
             frame,
             concurrency_id=COMPUTE,
             concurrency_limit=1,
             **quiet,
         )
         running.then(self.on_draw, self.language, charts, **quiet)
+        running.then(self.on_tick, self.language, [self.model, self.timer], **quiet)
+        self.choice.input(self.on_choice, [self.choice, self.language], self.model, **quiet)
+        counted = [self.prompt, self.numbers[0], self.language]
+        gr.on(
+            [self.prompt.change, self.numbers[0].change, self.language.change],
+            self.runs.count_line,
+            counted,
+            self.count,
+            trigger_mode="always_last",
+            queue=False,
+            js=_DEBOUNCE,
+            **quiet,
+        )
         self.change.input(
             self.on_change, self.change, [self.expert, self.donor], queue=False, **quiet
         )
-        self.stop.click(
+        stopped = self.stop.click(
             self.on_stop, self.language, frame, cancels=[running], queue=False, **quiet
-        ).then(self.on_draw, self.language, charts, **quiet)
+        )
+        stopped.then(self.on_draw, self.language, charts, **quiet)
+        stopped.then(self.on_tick, self.language, [self.model, self.timer], **quiet)
         for button, example in zip(self.examples, EXAMPLES, strict=True):
             button.click(
                 self.on_example(example),
@@ -297,7 +340,9 @@ class _Page:
         self.language.input(
             self.on_language, self.language, [self.player, self.model, *self._worded()], **quiet
         ).then(self.on_draw, self.language, charts, **quiet)
-        self.timer.tick(self.on_tick, self.language, [self.model, self.timer], queue=False, **quiet)
+        self.timer.tick(
+            self.on_tick, self.language, [self.model, self.timer], queue=False, **quiet
+        ).then(self.runs.count_line, counted, self.count, queue=False, **quiet)
         demo.unload(self.on_unload)
         gr.api(
             self.compare,
@@ -339,13 +384,13 @@ class _Page:
         else:
             message = wire.speak(uuid.uuid4().hex, language, link.step)
         numbers = [gr.update(value=link.numbers.get(f.name, f.default)) for f in FIELDS]
-        line = progress.line(say(language, "example.recorded") if trace else "")
+        line = progress.line(lesson.question(language, first) if trace else "")
         if link.ignored:
             line = progress.line(say(language, "link.ignored", names=", ".join(link.ignored)))
         return [
             wire.dress(message, language, link.hide, link.panels),
             line,
-            engine_line(self.runs.slot.state, language),
+            self.runs.model_line(language),
             language,
             prompt,
             gr.skip(),
@@ -360,12 +405,17 @@ class _Page:
         """Loading progress, until there is nothing more to tell."""
         state = self.runs.slot.state
         busy = state.phase in ("idle", "loading")
-        return engine_line(state, language), gr.update(active=busy)
+        return self.runs.model_line(language), gr.update(active=busy)
+
+    def on_choice(self, name: str, language: str) -> str:
+        """What the chosen model takes; a run loads it, not the choice."""
+        return self.runs.choice_line(name, language)
 
     def on_run(
         self,
         request: gr.Request,
         language: str,
+        choice: str,
         change: str,
         expert: float | None,
         donor: str,
@@ -381,7 +431,9 @@ class _Page:
             line = progress.line(say(language, "error.numbers"), "error")
             yield self._outputs(Frame(line, running=False))
             return
-        frames = self.runs.stream(session, language, prompt, methods, settings, intervention)
+        frames = self.runs.stream(
+            session, language, prompt, methods, settings, intervention, choice
+        )
         try:
             for count, frame in enumerate(frames):
                 yield self._outputs(frame, buttons=count == 0 or not frame.running)
@@ -413,7 +465,7 @@ class _Page:
                 line = progress.line(say(language, "example.not_recorded"))
                 return (example.prompt, *self._outputs(Frame(line, running=False)))
             message = self.runs.show(request.session_hash, trace, "recorded")
-            line = progress.line(say(language, "example.recorded"))
+            line = progress.line(lesson.question(language, example.name))
             return (example.prompt, *self._outputs(Frame(line, message, running=False)))
 
         return choose_example
@@ -435,7 +487,7 @@ class _Page:
 
     def on_language(self, language: str) -> list[Any]:
         message = wire.speak(uuid.uuid4().hex, language)
-        return [message, engine_line(self.runs.slot.state, language), *self._spoken(language)]
+        return [message, self.runs.model_line(language), *self._spoken(language)]
 
     def on_draw(self, language: str, request: gr.Request) -> list[Any]:
         """The charts of the session's run, each as sentence, picture and table."""

@@ -108,6 +108,10 @@ class KVCache:
         self.length += len(rows)
         self.pending = 0
 
+    def select(self, sequences: torch.Tensor) -> None:
+        """Keep these sequences of the batch (ascending indices) and forget the others."""
+        self._slots = self._slots.index_select(2, sequences)
+
     def drop_pending(self) -> None:
         """Forget all pending rows (a draft tree's own rows, or a pass that was given up)."""
         self.pending = 0

@@ -1,25 +1,27 @@
-"""Draft heads on disk: strict loading, small shards, no pickle.
+"""Our own draft heads on disk: strict loading, small shards, no pickle.
 
 A folder holds `config.json` (shapes, target, training facts, the sha256 of every weight file) and
 `weights-*.safetensors`. Loading checks everything before a weight is used: a wrong head would
-not change the text, only the acceptance, so nothing later would notice.
+not change the text, only the acceptance, so nothing later would notice. Heads that other projects
+publish are read by `published.py`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
 from confu_core.errors import CheckpointError
 from confu_core.heads import Contemplation, ContemplationShape, DraftHead, DraftShape
 from confu_core.target import Target
+from confu_core.weights import compare_weights, read_weights, sha256
 
 FORMAT = "confu-explorer/1"
 SHARD_BYTES = 9_800_000  # a Space's git refuses files of 10 MB
@@ -27,7 +29,11 @@ SHARD_BYTES = 9_800_000  # a Space's git refuses files of 10 MB
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A loaded head. `sha256` covers all weight files; `facts` is the config's training record."""
+    """A loaded head.
+
+    sha256: covers all weight files. facts: the config's training record. notes: what was read or
+    assumed about a published head; warnings: what looks wrong with it. Sentences for the user.
+    """
 
     name: str
     kind: str
@@ -35,6 +41,8 @@ class Checkpoint:
     contemplation: Contemplation | None
     sha256: str
     facts: dict
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def parts(head: DraftHead, contemplation: Contemplation | None) -> nn.ModuleDict:
@@ -78,7 +86,7 @@ def save_checkpoint(
     for number, shard in enumerate(shards, 1):
         path = folder / f"weights-{number:02d}-of-{len(shards):02d}.safetensors"
         save_file(shard, path)
-        files[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+        files[path.name] = sha256(path)
     config = {
         "format": FORMAT,
         "kind": "confu" if contemplation is not None else "eagle3",
@@ -104,19 +112,44 @@ def find_checkpoint(source: str | Path) -> Path:
 
         try:
             wanted = ["config.json", "basis.json", "*.safetensors"]
-            return Path(snapshot_download(str(source), allow_patterns=wanted))
+            folder = Path(snapshot_download(str(source), allow_patterns=wanted))
         except Exception as error:  # network, permission, absence: the hub has many kinds
             raise CheckpointError(
                 f"The head {str(source)!r} is neither a folder nor a hub repository that can be "
                 f"reached ({type(error).__name__}). Check the name and the network."
             ) from error
+        if not any(folder.glob("*.safetensors")):
+            raise CheckpointError(
+                f"The head {str(source)!r} has no .safetensors file; pickle files (.bin) are "
+                f"refused. Fetch it into a folder (hf download {source} --local-dir HEAD) and "
+                "give that folder: the message then names the command that converts it."
+            )
+        return folder
     raise CheckpointError(
         f"There is no folder {str(source)!r}. Give a checkpoint folder or a hub id (owner/name)."
     )
 
 
-def load_checkpoint(folder: Path, target: Target, dtype: torch.dtype | None = None) -> Checkpoint:
-    """Load a head for this target, on its device and in its precision unless `dtype` says other.
+@dataclass(frozen=True)
+class Stored:
+    """A checkpoint that was checked against its target, its weights still as they are on disk."""
+
+    config: dict
+    draft: DraftShape
+    contemplation: ContemplationShape | None
+    tensors: dict[str, torch.Tensor]
+
+
+def is_ours(folder: Path) -> bool:
+    """Whether the folder holds a checkpoint of ours, as its config says."""
+    try:
+        return "format" in json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):
+        return False
+
+
+def read_checkpoint(folder: Path, target: Target) -> Stored:
+    """Read and check a head for this target.
 
     Raises:
         CheckpointError: missing, damaged, incomplete, or made for another target; says which.
@@ -129,27 +162,50 @@ def load_checkpoint(folder: Path, target: Target, dtype: torch.dtype | None = No
             f"{target.name!r}: layers, width or vocabulary differ. Choose a head for this target."
         )
     try:
-        head = DraftHead(DraftShape.from_plain(config["draft"]))
-        contemplation = None
-        if config["contemplation"] is not None:
-            contemplation = Contemplation(ContemplationShape(**config["contemplation"]))
+        draft = DraftShape.from_plain(config["draft"])
+        contemplation = config["contemplation"] and ContemplationShape(**config["contemplation"])
+        with torch.device("meta"):
+            expected = _modules(draft, contemplation).state_dict()
     except (TypeError, KeyError) as error:
         raise CheckpointError(
             f"{folder / 'config.json'} has wrong shape fields: {error}."
         ) from error
-    _check_fits(folder, head, contemplation, target)
-    modules = parts(head, contemplation)
-    expected = modules.state_dict()
-    found = _read_tensors(folder, config["files"])
-    _compare(folder, expected, found)
-    modules.load_state_dict(found)
-    _check_map(folder, head)
+    _check_fits(folder, draft, contemplation, target)
+    tensors = _read_tensors(folder, config["files"])
+    compare_weights(folder, expected, tensors)
+    _check_map(folder, tensors["draft.d2t"], draft.vocab)
+    return Stored(config, draft, contemplation, tensors)
+
+
+def load_checkpoint(folder: Path, target: Target, dtype: torch.dtype | None = None) -> Checkpoint:
+    """Load a head for this target, on its device and in its precision unless `dtype` says other.
+
+    Raises:
+        CheckpointError: as `read_checkpoint`.
+    """
+    stored = read_checkpoint(folder, target)
+    modules = _modules(stored.draft, stored.contemplation)
+    modules.load_state_dict(stored.tensors)
     modules.to(target.device, dtype or target.dtype)
     modules.eval().requires_grad_(False)
-    digest = hashlib.sha256("".join(config["files"].values()).encode()).hexdigest()
+    config = stored.config
     return Checkpoint(
-        folder.name, config["kind"], head, contemplation, digest, config.get("training", {})
+        name=folder.name,
+        kind=config["kind"],
+        head=modules["draft"],
+        contemplation=None if stored.contemplation is None else modules["contemplation"],
+        sha256=digest_of(config["files"].values()),
+        facts=config.get("training", {}),
     )
+
+
+def digest_of(digests: Iterable[str]) -> str:
+    """One sha256 for several files, from theirs."""
+    return hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+def _modules(draft: DraftShape, contemplation: ContemplationShape | None) -> nn.ModuleDict:
+    return parts(DraftHead(draft), contemplation and Contemplation(contemplation))
 
 
 def _read_config(folder: Path) -> dict:
@@ -166,7 +222,7 @@ def _read_config(folder: Path) -> dict:
         config["draft"], config["contemplation"], config["files"], config["kind"]
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
-            f"{path} is damaged or not a draft head's config: {error!r}."
+            f"{path} is damaged or not the config of a head of ours: {error!r}."
         ) from error
     if known != FORMAT:
         raise CheckpointError(f"{path} has format {known!r}; this program reads {FORMAT!r}.")
@@ -181,36 +237,16 @@ def _read_tensors(folder: Path, files: dict[str, str]) -> dict[str, torch.Tensor
         path = folder / name
         if not path.is_file():
             raise CheckpointError(f"{path} is missing. Fetch the whole checkpoint folder again.")
-        if hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+        if sha256(path) != digest:
             raise CheckpointError(
                 f"{path} is damaged: its sha256 is not the one in config.json. Fetch it again."
             )
-        try:
-            with safe_open(path, framework="pt") as file:
-                for key in file.keys():  # noqa: SIM118 (not a dict)
-                    tensors[key] = file.get_tensor(key)
-        except SafetensorError as error:
-            raise CheckpointError(f"{path} is not a readable safetensors file: {error}.") from error
+        tensors |= read_weights(path)
     return tensors
 
 
-def _compare(
-    folder: Path, expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor]
-) -> None:
-    faults = [f"missing {name}" for name in expected if name not in found]
-    faults += [f"unexpected {name}" for name in found if name not in expected]
-    faults += [
-        f"{name} has shape {tuple(found[name].shape)}, expected {tuple(tensor.shape)}"
-        for name, tensor in expected.items()
-        if name in found and found[name].shape != tensor.shape
-    ]
-    if faults:
-        shown = "; ".join(faults[:5]) + (f"; and {len(faults) - 5} more" if len(faults) > 5 else "")
-        raise CheckpointError(f"The weights in {folder} do not fit its config: {shown}.")
-
-
 def _check_fits(
-    folder: Path, head: DraftHead, contemplation: Contemplation | None, target: Target
+    folder: Path, draft: DraftShape, contemplation: ContemplationShape | None, target: Target
 ) -> None:
     """Sizes and taps that only the target can supply. A head that reads other layers would load
     and draft nonsense."""
@@ -222,11 +258,15 @@ def _check_fits(
         "layers": target.layers,
         "kv_heads": target.kv_heads,
         "head_dim": target.head_dim,
+        "target_heads": target.heads,
+        "target_intermediate": target.intermediate,
     }
-    checks = [(head.shape, ("hidden", "target_hidden", "vocab", "tap_layers"))]
+    checks = [(draft, ("hidden", "target_hidden", "vocab", "tap_layers"))]
     if contemplation is not None:
         sizes = ("hidden", "target_hidden", "layers", "kv_heads", "head_dim")
-        checks.append((contemplation.shape, sizes))
+        checks.append((contemplation, sizes))
+        if contemplation.adapter_rank:
+            checks.append((contemplation, ("target_heads", "target_intermediate")))
     for shape, names in checks:
         for name in names:
             if getattr(shape, name) != wanted[name]:
@@ -236,11 +276,11 @@ def _check_fits(
                 )
 
 
-def _check_map(folder: Path, head: DraftHead) -> None:
-    ids = head.target_ids(torch.arange(head.shape.draft_vocab))
+def _check_map(folder: Path, d2t: torch.Tensor, vocab: int) -> None:
+    ids = torch.arange(len(d2t)) + d2t
     rising = bool((ids[1:] > ids[:-1]).all())
-    if not rising or int(ids[0]) < 0 or int(ids[-1]) >= head.shape.vocab:
+    if not rising or int(ids[0]) < 0 or int(ids[-1]) >= vocab:
         raise CheckpointError(
             f"The draft vocabulary map d2t in {folder} is damaged: target ids must rise and stay "
-            f"below {head.shape.vocab}."
+            f"below {vocab}."
         )

@@ -14,15 +14,17 @@ from pathlib import Path
 import torch
 
 from confu_core.assets import default_target
-from confu_core.checkpoints import find_checkpoint, load_checkpoint
+from confu_core.checkpoints import find_checkpoint
 from confu_core.decoding import Round, check_settings, decode
 from confu_core.errors import CheckpointError, SettingsError, TargetError
 from confu_core.events import Advanced, Event, Finished, MethodInfo, Started
 from confu_core.interventions import intervene
 from confu_core.methods import PLAIN, Method, with_head
 from confu_core.prompt import TextStream, chat_ids
+from confu_core.published import load_head
 from confu_core.reading import FutureBasis
 from confu_core.recording import Recorder
+from confu_core.taps import TapChoice
 from confu_core.target import Target
 from confu_core.trace import (
     LABELS,
@@ -35,6 +37,7 @@ from confu_core.trace import (
     Trace,
 )
 
+CONTEMPLATING = ("confu", "confu-plus")  # methods whose heads have a contemplating part
 CHANGED = "changed"  # the lane that an intervention runs in
 DEFAULT_TARGET = "smollm2-135m-instruct"
 CHECKPOINTS = Path(__file__).resolve().parent.parent / "checkpoints"
@@ -58,7 +61,15 @@ class Engine:
         for name, label in LABELS.items():
             method = self._methods.get(name)
             reason = "" if method else f"there is no {label} head for {self.target.name}"
-            found[name] = MethodInfo(label, method is not None, reason, name == "confu")
+            head = method.checkpoint if method else None
+            found[name] = MethodInfo(
+                label,
+                method is not None,
+                reason,
+                name in CONTEMPLATING,
+                notes=head.notes if head else (),
+                warnings=head.warnings if head else (),
+            )
         return found
 
     @property
@@ -189,6 +200,9 @@ class _Runner:
                 "methods at once."
             )
             round = None
+        except TargetError as error:
+            self.error = str(error)
+            round = None
         if round is None:
             self._end()
             return None
@@ -224,7 +238,7 @@ def describe(target: Target) -> TargetInfo:
         hidden=target.hidden,
         vocab=target.vocab,
         device=target.device.type,
-        dtype=str(target.dtype).removeprefix("torch."),
+        dtype=target.precision,
     )
 
 
@@ -243,19 +257,24 @@ def best_device() -> str:
 
 
 def load_target(
-    source: str | None, device: str, dtype: str, progress: Callable[[str, float], None]
+    source: str | None,
+    device: str,
+    dtype: str,
+    progress: Callable[[str, float], None],
+    bits: int | None = None,
 ) -> Target:
     """Load a target by folder or hub id; None is the default, fetched if it is missing.
 
     Raises:
         TargetError: not found, not supported, or a precision that is not offered.
     """
-    kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    kinds = {kind: getattr(torch, kind) for kind in ("float32", "bfloat16", "float16")}
     if dtype not in kinds:
         raise TargetError(f"Precision {dtype!r} is not supported. Choose: {', '.join(kinds)}.")
     folder = default_target(progress) if source is None else source
     progress("loading the target", 0.0)
-    target = Target.load(folder, best_device() if device == "auto" else device, kinds[dtype])
+    place = best_device() if device == "auto" else device
+    target = Target.load(folder, place, kinds[dtype], bits)
     if source is None:
         target.name = DEFAULT_TARGET
     return target
@@ -267,27 +286,34 @@ def load_engine(
     progress: Callable[[str, float], None] | None = None,
     dtype: str = "float32",
     heads: dict[str, str | Path] | None = None,
+    taps: str | None = None,
+    bits: int | None = None,
 ) -> Engine:
     """Load a target and its draft heads.
 
     Args:
         target: a folder or hub id; None for the default, which is fetched if it is missing.
-        device: "auto", "cpu", "cuda" or "mps".
+        device: "auto", "cpu", "cuda", "mps", or "spread" over all GPUs.
         progress: called with a message and a fraction from 0 to 1.
-        dtype: "float32" (texts are equal token for token) or "bfloat16" (faster on a GPU).
+        dtype: "float32" (texts are equal token for token), "bfloat16" (faster on a GPU) or
+            "float16".
         heads: method name -> checkpoint folder or hub id; None takes those that ship for the
             default target.
+        taps: how a published EAGLE-3 head counts the layers that it reads, where its config
+            leaves that open (`TapChoice.parse`).
+        bits: 4 or 8 packs the target's weights.
 
     Raises:
-        TargetError, CheckpointError: with what to do about it.
+        TargetError, CheckpointError, SettingsError: with what to do about it.
     """
     report = progress or (lambda message, fraction: None)
-    loaded = load_target(target, device, dtype, report)
+    choice = TapChoice.parse(taps) if taps else None
+    loaded = load_target(target, device, dtype, report, bits)
     if heads is None:
         shipped = CHECKPOINTS / DEFAULT_TARGET if target is None else None
         heads = {
             name: shipped / name
-            for name in ("eagle3", "confu")
+            for name in ("eagle3", *CONTEMPLATING)
             if shipped is not None and (shipped / name).is_dir()
         }
     methods: dict[str, Method] = {"plain": PLAIN}
@@ -295,8 +321,13 @@ def load_engine(
     for number, (name, source) in enumerate(heads.items(), 1):
         report(f"loading the {LABELS[name]} head", number / (len(heads) + 1))
         path = find_checkpoint(source)
-        checkpoint = load_checkpoint(path, loaded)
-        if (name == "confu") != (checkpoint.contemplation is not None):
+        checkpoint = load_head(
+            path,
+            loaded,
+            choice if name == "eagle3" else None,
+            name=None if Path(source).is_dir() else str(source),
+        )
+        if (name in CONTEMPLATING) != (checkpoint.contemplation is not None):
             raise CheckpointError(f"{path} is an {checkpoint.kind} head, not one for {name!r}.")
         methods[name] = with_head(name, checkpoint)
         bases[name] = FutureBasis.load(path / "basis.json")

@@ -4,6 +4,9 @@
 contemplate token, since nobody knows yet which node will be the last accepted one (paper); after
 the walk the one at the last accepted node becomes the future token of the next round.
 
+Sparse contemplation (ours): only the nodes where the round most likely ends carry one. If it ends
+elsewhere, the nearest ancestor that carries one serves, a few tokens stale.
+
 Sizes: N nodes, C contemplate tokens, Ht target width, H draft width, E experts.
 """
 
@@ -15,7 +18,7 @@ import torch
 
 from confu_core.cache import KVCache
 from confu_core.heads import Contemplation, DraftHead
-from confu_core.target import Rows, Target, Verification
+from confu_core.target import Adapters, Rows, Target, Verification
 from confu_core.tree import DraftTree
 
 
@@ -25,7 +28,8 @@ class FutureToken:
 
     embedding: (H,) from the future-token mixture; feature: (H,) the fused state at the contemplate
     token. born_round, born_node: whose contemplate token it was. *_router: (E,) the weights that
-    made the contemplate token's embedding, and this future token's.
+    made the contemplate token's embedding, and this future token's. read_out: (R, D) logits in the
+    draft vocabulary, which the draft adds to its own, one row per depth (ConFu+); or None.
     """
 
     embedding: torch.Tensor
@@ -34,34 +38,64 @@ class FutureToken:
     born_node: int
     contemplate_router: torch.Tensor
     future_router: torch.Tensor
+    read_out: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
 class ContemplatePlan:
-    """The contemplate tokens of one pass: the node of each, and the embedding that they share."""
+    """The contemplate tokens of one pass: the node of each, and the embedding and adapters that
+    they share."""
 
     nodes: tuple[int, ...]
     embedding: torch.Tensor | None
     router: torch.Tensor | None
+    adapters: Adapters | None = None
 
 
 NOTHING = ContemplatePlan((), None, None)
+
+
+def contemplated_count(nodes: int, share: float) -> int:
+    """How many of a tree's nodes carry a contemplate token: at most their share, at least one."""
+    return max(1, int(share * nodes + 1e-9))
+
+
+def likely_ends(tree: DraftTree, share: float) -> tuple[int, ...]:
+    """The nodes that carry a contemplate token, ascending: those where the round most likely ends.
+
+    The root always does. It nearly always ranks first anyway, since every draft may be rejected;
+    and so each round has a future token of its own, never older than the accepted path is long.
+    """
+    count = contemplated_count(len(tree), share)
+    if count == len(tree):
+        return tuple(range(count))
+    chances = tree.end_chances
+    ranked = sorted(range(1, len(tree)), key=lambda node: (-chances[node], node))
+    return (0, *sorted(ranked[: count - 1]))
 
 
 class NoContemplator:
     """For methods without contemplation: no extra rows, no future token."""
 
     soft_prompts = 0
-    rows_per_node = 1
+
+    def rows(self, nodes: int, share: float) -> int:
+        """Rows of the target pass that verifies a tree of so many nodes."""
+        return nodes
 
     def begin(self, target: Target, cache: KVCache, prefix: Rows) -> None:
         return None
 
-    def plan(self, tree: DraftTree) -> ContemplatePlan:
+    def plan(self, tree: DraftTree, share: float) -> ContemplatePlan:
         return NOTHING
 
     def gather(
-        self, plan: ContemplatePlan, verification: Verification, last_node: int, round_index: int
+        self,
+        tree: DraftTree,
+        plan: ContemplatePlan,
+        verification: Verification,
+        last_node: int,
+        round_index: int,
     ) -> None:
         return None
 
@@ -83,8 +117,6 @@ class Contemplator:
     target state is the one of the token that the *previous* pass accepted last.
     """
 
-    rows_per_node = 2  # at most: the node and its contemplate token
-
     def __init__(
         self, part: Contemplation, head: DraftHead, changes: Changes | None = None
     ) -> None:
@@ -103,34 +135,61 @@ class Contemplator:
         cache.set_fixed(self._part.soft_keys, self._part.soft_values)
         self._state = prefix.taps[0, -1]
         plan = self._make_plan((-1,))
-        taps = target.contemplate(cache, plan.embedding)
-        return self._future(plan, taps, born_round=0, born_node=0)
+        rows = target.contemplate(cache, plan.embedding, plan.adapters)
+        return self._future(plan, rows.taps, rows.last, born_round=0, born_node=0)
 
-    def plan(self, tree: DraftTree) -> ContemplatePlan:
-        """One contemplate token per node, the root included: every draft may be rejected."""
-        return self._make_plan(tuple(range(len(tree))))
+    def rows(self, nodes: int, share: float) -> int:
+        """Rows of the target pass that verifies a tree of so many nodes."""
+        return nodes + contemplated_count(nodes, share)
+
+    def plan(self, tree: DraftTree, share: float) -> ContemplatePlan:
+        """Contemplate tokens for this share of the nodes; 1 gives every node its own."""
+        return self._make_plan(likely_ends(tree, share))
 
     def gather(
-        self, plan: ContemplatePlan, verification: Verification, last_node: int, round_index: int
+        self,
+        tree: DraftTree,
+        plan: ContemplatePlan,
+        verification: Verification,
+        last_node: int,
+        round_index: int,
     ) -> FutureToken | None:
-        """The future token of the last accepted node."""
+        """The future token of the last accepted node, or of its nearest ancestor that has one."""
         self._state = verification.taps[last_node]
-        taps = verification.contemplate_taps[plan.nodes.index(last_node)]
-        return self._future(plan, taps, round_index, last_node)
+        source = last_node
+        while source not in plan.nodes:  # ends at the root, which always has one
+            source = tree.parents[source]
+        row, age = plan.nodes.index(source), tree.depths[last_node] - tree.depths[source]
+        taps, last = verification.contemplate_taps[row], verification.contemplate_last[row]
+        return self._future(plan, taps, last, round_index, source, age)
 
     def _make_plan(self, nodes: tuple[int, ...]) -> ContemplatePlan:
         embedding, weights = self._part.contemplate(self._state, self._changes.contemplate_expert)
-        return ContemplatePlan(nodes, embedding, weights)
+        return ContemplatePlan(nodes, embedding, weights, self._part.adapters)
 
     def _future(
-        self, plan: ContemplatePlan, taps: torch.Tensor, born_round: int, born_node: int
+        self,
+        plan: ContemplatePlan,
+        taps: torch.Tensor,
+        last: torch.Tensor,
+        born_round: int,
+        born_node: int,
+        age: int = 0,
     ) -> FutureToken | None:
-        """taps: (3 Ht,) of the contemplate row. The draft-side state that the second router reads
-        is the fused feature of the most recently accepted token."""
+        """taps (3 Ht,) and last (Ht,) are the contemplate row's. The draft-side state that the
+        second router reads is the fused feature of the most recently accepted token.
+
+        age: how many tokens were accepted behind the contemplate token's node; the read-outs of
+        these are of no more use.
+        """
         if self._changes.remove or self._changes.future is not None:
             return self._changes.future
         state = self._head.fuse(self._state)
         embedding, weights = self._part.future(state, self._changes.future_expert)
+        read_out = None
+        if self._part.shape.read_outs > age:
+            read_out = self._head.lm_head(self._part.read_states(last)[age:])
+            read_out = self._part.read_out_weight[age:].unsqueeze(-1) * read_out
         return FutureToken(
             embedding=embedding,
             feature=self._head.fuse(taps),
@@ -138,4 +197,5 @@ class Contemplator:
             born_node=born_node,
             contemplate_router=plan.router,
             future_router=weights,
+            read_out=read_out,
         )

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from confu_core.acceptance import Acceptance, Limits, accept, stop_reason
 from confu_core.contemplation import ContemplatePlan, FutureToken
+from confu_core.costs import budget_for
 from confu_core.drafter import Draft
 from confu_core.errors import SettingsError
 from confu_core.methods import Method
@@ -70,6 +71,7 @@ def decode(
         SettingsError: a setting out of range, or no room for a token.
     """
     check_settings(settings)
+    target = method.reading(target)
     room = min(settings.max_new_tokens, target.context - len(prompt_ids))
     if not prompt_ids or room < 1:
         raise SettingsError(
@@ -78,11 +80,12 @@ def decode(
     full: Stop = "length" if room == settings.max_new_tokens else "context"
     sampler = Sampler(settings.temperature, settings.top_p, settings.seed)
     contemplator = method.contemplator()
-    most_rows = settings.nodes * contemplator.rows_per_node
+    budget = budget_for(target, method, contemplator, settings.nodes, settings.contemplate)
+    most_rows = contemplator.rows(budget.most_nodes, settings.contemplate)
     cache = target.new_cache(len(prompt_ids) + room + most_rows, fixed=contemplator.soft_prompts)
     drafter = method.drafter(
         target,
-        nodes=settings.nodes,
+        budget=budget,
         top_k=settings.top_k,
         capacity=len(prompt_ids) + room + settings.top_k * settings.depth,
     )
@@ -118,14 +121,14 @@ def decode(
             # No deeper than what can still be gained: the bonus token takes one place.
             draft = drafter.draft(taps, follows, future, min(settings.depth, room - 1), on_step)
         tree = draft.tree
-        plan = contemplator.plan(tree)
+        plan = contemplator.plan(tree, settings.contemplate)
         if observer:
             with clock.aside():
                 observer.verifying(Verifying(index, draft, future, plan))
         if cancelled():
             break
         with clock.phase("verify"):
-            verification = target.verify(cache, tree, plan.nodes, plan.embedding)
+            verification = target.verify(cache, tree, plan.nodes, plan.embedding, plan.adapters)
             target.wait()
         if observer:
             with clock.aside():
@@ -140,7 +143,7 @@ def decode(
         taps = verification.taps[kept]
         follows = [draw.token_id for draw in acceptance.draws]
         steered_by = future
-        future = contemplator.gather(plan, verification, acceptance.last_node, index)
+        future = contemplator.gather(tree, plan, verification, acceptance.last_node, index)
         room -= len(acceptance.draws)
         stop = acceptance.stop
         if observer:
@@ -222,6 +225,10 @@ def check_settings(settings: Settings) -> None:
     warm = s.temperature == 0 or 0.01 <= s.temperature <= 5
     demand(warm, "Temperature", s.temperature, "0 (greedy) or between 0.01 and 5")
     demand(0 < s.top_p <= 1, "Top-p", s.top_p, "above 0 and at most 1 (1 is off)")
-    demand(1 <= s.nodes <= 256, "Tree size", s.nodes, "between 1 (root only) and 256")
+    fits = s.nodes == "auto" or (isinstance(s.nodes, int) and 1 <= s.nodes <= 256)
+    demand(fits, "Tree size", s.nodes, "between 1 (root only) and 256, or auto")
     demand(0 <= s.depth <= 16, "Tree depth", s.depth, "between 0 and 16")
+    demand(
+        0 < s.contemplate <= 1, "Contemplate", s.contemplate, "above 0 and at most 1 (all nodes)"
+    )
     demand(1 <= s.top_k <= 64, "Top-k", s.top_k, "between 1 and 64")

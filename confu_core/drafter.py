@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
+from confu_core.budget import AutoBudget, FixedBudget
 from confu_core.cache import KVCache
 from confu_core.contemplation import FutureToken
 from confu_core.heads import Contemplation, DraftHead
@@ -70,15 +72,18 @@ class EagleDrafter:
         contemplation: Contemplation | None,
         target: Target,
         *,
-        nodes: int,
+        budget: FixedBudget | AutoBudget,
         top_k: int,
         capacity: int,
     ) -> None:
+        """budget: how far trees grow, and how many nodes stay. top_k: children per expanded node,
+        and most nodes expanded per level. capacity: most entries of the lasting cache and of one
+        tree together."""
         shape = head.shape
         self._head = head
         self._part = contemplation
-        self._embed = target.embed
-        self._nodes = nodes
+        self._embed = partial(head.embed, target)
+        self._budget = budget
         self._top_k = min(top_k, shape.draft_vocab)
         self.cache = KVCache(
             layers=1,
@@ -106,13 +111,15 @@ class EagleDrafter:
             depth: how many levels to grow at most; 0 drafts nothing.
         """
         root = token_ids[-1]
-        state = self._take_in(taps, token_ids, future, grow=depth > 0 and self._nodes > 1)
+        grow = depth > 0 and self._budget.most_nodes > 1
+        state = self._take_in(taps, token_ids, future, grow)
         if state is None:
             return Draft(DraftTree.root_only(root), 0)
         # The root's draft position; nodes of depth j stand j further on.
         base = self.cache.length - 1
         k = self._top_k
-        tokens, scores = self._children(state)  # (1, k), (1, k)
+        growth = self._budget.start()
+        tokens, scores = self._children(state, 1, future)  # (1, k), (1, k)
         if on_step:
             on_step(DraftStep(1, tokens, scores, state))
         all_tokens, all_scores = [tokens.flatten()], [scores.flatten()]
@@ -123,12 +130,20 @@ class EagleDrafter:
         # (k, T): which pending rows each beam node descends from; itself is added on expansion.
         lineage = torch.zeros(k, 0, dtype=torch.bool, device=state.device)
         first = k  # number of the first candidate of the level below
+        passes = 1
         for level in range(2, depth + 1):
-            own = torch.eye(k, dtype=torch.bool, device=state.device)
-            lineage = torch.cat((lineage, own), dim=1)
-            states = self._expand(beam_tokens, beam_states, lineage, base + level - 1, future)
-            tokens, scores = self._children(states)
-            scores = scores + beam_scores.unsqueeze(1)  # (k, k) cumulative
+            count = growth.expand(all_scores, beam_scores)
+            if not count:
+                break
+            beam, beam_tokens, beam_scores = beam[:count], beam_tokens[:count], beam_scores[:count]
+            own = torch.eye(count, dtype=torch.bool, device=state.device)
+            lineage = torch.cat((lineage[:count], own), dim=1)
+            states = self._expand(
+                beam_tokens, beam_states[:count], lineage, base + level - 1, future
+            )
+            passes += 1
+            tokens, scores = self._children(states, level, future)
+            scores = scores + beam_scores.unsqueeze(1)  # (count, k) cumulative
             if on_step:
                 on_step(DraftStep(level, tokens, scores, states))
             all_tokens.append(tokens.flatten())
@@ -140,17 +155,18 @@ class EagleDrafter:
             beam = first + order
             beam_tokens, beam_scores = tokens.flatten()[order], scores.flatten()[order]
             beam_states, lineage = states[parent], lineage[parent]
-            first += k * k
+            first += count * k
         self.cache.drop_pending()
-        # The one transfer from the device.
+        # With a fixed budget the one transfer from the device; an automatic one reads each level.
+        scores = torch.cat(all_scores).tolist()
         tree = select(
             root,
             torch.cat(all_tokens).tolist(),
             torch.cat(all_parents).tolist(),
-            torch.cat(all_scores).tolist(),
-            self._nodes,
+            scores,
+            growth.size(scores),
         )
-        return Draft(tree, depth)
+        return Draft(tree, passes)
 
     def _take_in(
         self, taps: torch.Tensor, token_ids: list[int], future: FutureToken | None, grow: bool
@@ -206,9 +222,17 @@ class EagleDrafter:
         mixed = attend(q, keys, values, self._mask(lineage, future))
         return head.finish(states.unsqueeze(0), mixed)[0]
 
-    def _children(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Best k tokens (target ids) below each state (B, H), and their log-probabilities."""
-        log_probs = self._head.logits(states).float().log_softmax(-1)
+    def _children(
+        self, states: torch.Tensor, level: int, future: FutureToken | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Best k tokens (target ids) below each state (B, H), and their log-probabilities.
+
+        level: depth of these children; the future token may have a word of its own on it.
+        """
+        logits = self._head.logits(states)
+        if future is not None and future.read_out is not None and level <= len(future.read_out):
+            logits = logits + future.read_out[level - 1]
+        log_probs = logits.float().log_softmax(-1)
         best, ids = log_probs.topk(self._top_k, dim=-1)
         return self._head.target_ids(ids), best
 

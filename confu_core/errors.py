@@ -26,4 +26,5 @@ class TraceError(ConFuError):
 
 
 class DataError(ConFuError):
-    """Training text or a question file that cannot be used; the message names the line."""
+    """Training text, a question file or a benchmark's result that cannot be used; the message names
+    the place."""

@@ -38,9 +38,15 @@ Event = Started | Advanced | Finished
 
 @dataclass(frozen=True)
 class MethodInfo:
-    """What a page needs to know of a method. `reason`: why it is not available, or empty."""
+    """What a page needs to know of a method.
+
+    reason: why it is not available, or empty. notes: what was read or assumed about a published
+    head; warnings: what looks wrong with it. Sentences for the user.
+    """
 
     label: str
     available: bool
     reason: str
     contemplates: bool
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()

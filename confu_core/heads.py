@@ -5,7 +5,7 @@ and carries future tokens, `train/losses.py` unrolls both for training. All thre
 methods below, which is what keeps training equal to decoding.
 
 Sizes: H draft width, Ht target width, D draft vocabulary, K key/value heads, G query heads per
-key/value head, W head width, E experts, S soft prompts, L target layers.
+key/value head, W head width, E experts, S soft prompts, L target layers, r adapter rank.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import nn
 
-from confu_core.target import rotate
+from confu_core.rotary import frequencies
+from confu_core.target import Target, rotate
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,17 @@ class DraftShape:
 
     tap_layers: the target's residual stream on *entry* to these layers feeds `fc` (EAGLE's
         convention; SGLang and SpecForge name the layer before by its *output*).
-    rope_theta: the draft's own rotary base, never taken from the target at load.
+    rope_theta, rope_scaling: the draft's own rotary base and scaling (`rotary.py`), never taken
+        from the target at load.
+
+    The rest are variants of published heads, all off in our own (pitfalls 1.2):
+
+    qk_norm: queries and keys are normed per head, as in Qwen-3.
+    attention_bias, fc_bias: biases of q, k, v and o, and of `fc`.
+    fc_norm: each tapped state is normed before `fc`; norm_before_fc: their concatenation is.
+    norm_before_residual: the residual is the normed `u` instead of `u`.
+    recycle_normed: the state handed on is the one after the final norm.
+    own_embedding: the head brings token embeddings of its own, (V, H).
     """
 
     hidden: int
@@ -37,7 +48,16 @@ class DraftShape:
     draft_vocab: int
     rms_eps: float
     rope_theta: float
-    tap_layers: tuple[int, int, int]
+    tap_layers: tuple[int, ...]
+    rope_scaling: dict | None = None
+    qk_norm: bool = False
+    attention_bias: bool = False
+    fc_bias: bool = False
+    fc_norm: bool = False
+    norm_before_fc: bool = False
+    norm_before_residual: bool = False
+    recycle_normed: bool = False
+    own_embedding: bool = False
 
     def to_plain(self) -> dict:
         return asdict(self) | {"tap_layers": list(self.tap_layers)}
@@ -60,26 +80,39 @@ class DraftHead(nn.Module):
     An entry pairs a token's embedding `e` (the target's own, frozen) with a state `u`: the fused
     target features of the token before, or, further down a drafted path, the head's own last
     state. Attention reads concat(norm(e), norm(u)), embedding first; the residual is the un-normed
-    `u`; the state handed on is the one before the final norm.
+    `u`; the state handed on is the one before the final norm. Published heads differ from this
+    where `DraftShape` says so.
     """
 
     def __init__(self, shape: DraftShape) -> None:
         super().__init__()
         self.shape = shape
         hidden, width = shape.hidden, shape.head_dim
-        self.fc = nn.Linear(3 * shape.target_hidden, hidden, bias=False)
+        taps, bias = len(shape.tap_layers), shape.attention_bias
+        self.fc = nn.Linear(taps * shape.target_hidden, hidden, bias=shape.fc_bias)
         self.input_layernorm = RMSNorm(hidden, eps=shape.rms_eps)
         self.hidden_norm = RMSNorm(hidden, eps=shape.rms_eps)
-        self.q_proj = nn.Linear(2 * hidden, shape.heads * width, bias=False)
-        self.k_proj = nn.Linear(2 * hidden, shape.kv_heads * width, bias=False)
-        self.v_proj = nn.Linear(2 * hidden, shape.kv_heads * width, bias=False)
-        self.o_proj = nn.Linear(shape.heads * width, hidden, bias=False)
+        self.q_proj = nn.Linear(2 * hidden, shape.heads * width, bias=bias)
+        self.k_proj = nn.Linear(2 * hidden, shape.kv_heads * width, bias=bias)
+        self.v_proj = nn.Linear(2 * hidden, shape.kv_heads * width, bias=bias)
+        self.o_proj = nn.Linear(shape.heads * width, hidden, bias=bias)
         self.post_attention_layernorm = RMSNorm(hidden, eps=shape.rms_eps)
         self.gate_proj = nn.Linear(hidden, shape.intermediate, bias=False)
         self.up_proj = nn.Linear(hidden, shape.intermediate, bias=False)
         self.down_proj = nn.Linear(shape.intermediate, hidden, bias=False)
         self.norm = RMSNorm(hidden, eps=shape.rms_eps)
         self.lm_head = nn.Linear(hidden, shape.draft_vocab, bias=False)
+        if shape.qk_norm:
+            self.q_norm = RMSNorm(width, eps=shape.rms_eps)
+            self.k_norm = RMSNorm(width, eps=shape.rms_eps)
+        if shape.fc_norm:
+            self.fc_norm = nn.ModuleList(
+                RMSNorm(shape.target_hidden, eps=shape.rms_eps) for _ in range(taps)
+            )
+        if shape.norm_before_fc:
+            self.input_norm = RMSNorm(taps * shape.target_hidden, eps=shape.rms_eps)
+        if shape.own_embedding:
+            self.embed_tokens = nn.Embedding(shape.vocab, hidden)
         # Offsets: target id = draft id + d2t[draft id].
         self.register_buffer("d2t", torch.zeros(shape.draft_vocab, dtype=torch.int64))
 
@@ -87,16 +120,25 @@ class DraftHead(nn.Module):
         """Draft-vocabulary ids to target ids, any shape. The only place where d2t is applied."""
         return draft_ids + self.d2t[draft_ids]
 
+    def embed(self, target: Target, token_ids: torch.Tensor) -> torch.Tensor:
+        """Token ids (...) -> embeddings (..., H): the target's, or the head's own."""
+        return self.embed_tokens(token_ids) if self.shape.own_embedding else target.embed(token_ids)
+
     def fuse(self, taps: torch.Tensor) -> torch.Tensor:
-        """Target features (..., 3 Ht) -> states (..., H)."""
+        """Target features (..., 3 Ht) -> states (..., H). 3 stands for the number of taps."""
+        if self.shape.fc_norm:
+            states = taps.split(self.shape.target_hidden, dim=-1)
+            normed = [norm(state) for norm, state in zip(self.fc_norm, states, strict=True)]
+            taps = torch.cat(normed, dim=-1)
+        if self.shape.norm_before_fc:
+            taps = self.input_norm(taps)
         return self.fc(taps)
 
     def rotary(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin for positions (B, R), each (B, 1, R, W)."""
-        # Made anew in float32: a buffer would follow the head into bfloat16, where angles drown.
-        steps = torch.arange(0, self.shape.head_dim, 2, device=positions.device).float()
-        frequencies = self.shape.rope_theta ** (-steps / self.shape.head_dim)
-        angles = positions.unsqueeze(-1).float() * frequencies
+        shape = self.shape
+        steps = frequencies(shape.head_dim, shape.rope_theta, shape.rope_scaling, positions.device)
+        angles = positions.unsqueeze(-1).float() * steps
         angles = torch.cat((angles, angles), dim=-1).unsqueeze(1)
         return angles.cos(), angles.sin()
 
@@ -110,25 +152,34 @@ class DraftHead(nn.Module):
         """Attention inputs (B, R, 2H) -> rotated keys and values, both (B, K, R, W)."""
         batch, rows, _ = x.shape
         split = (batch, rows, self.shape.kv_heads, self.shape.head_dim)
-        keys = self.k_proj(x).view(split).transpose(1, 2)
-        return rotate(keys, cos, sin), self.v_proj(x).view(split).transpose(1, 2)
+        keys = self.k_proj(x).view(split)
+        if self.shape.qk_norm:
+            keys = self.k_norm(keys)
+        keys = rotate(keys.transpose(1, 2), cos, sin)
+        return keys, self.v_proj(x).view(split).transpose(1, 2)
 
     def queries(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """Attention inputs (B, R, 2H) -> rotated queries (B, K·G, R, W)."""
         batch, rows, _ = x.shape
         split = (batch, rows, self.shape.heads, self.shape.head_dim)
-        return rotate(self.q_proj(x).view(split).transpose(1, 2), cos, sin)
+        queries = self.q_proj(x).view(split)
+        if self.shape.qk_norm:
+            queries = self.q_norm(queries)
+        return rotate(queries.transpose(1, 2), cos, sin)
 
     def finish(self, u: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
         """Residual u (B, R, H) and attention result (B, K·G, R, W) -> new state g (B, R, H)."""
         batch, rows, _ = u.shape
+        if self.shape.norm_before_residual:
+            u = self.hidden_norm(u)
         a = u + self.o_proj(mixed.transpose(1, 2).reshape(batch, rows, -1))
         x = self.post_attention_layernorm(a)
-        return a + self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        g = a + self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        return self.norm(g) if self.shape.recycle_normed else g
 
     def logits(self, g: torch.Tensor) -> torch.Tensor:
         """States (..., H) -> draft-vocabulary logits (..., D)."""
-        return self.lm_head(self.norm(g))
+        return self.lm_head(g if self.shape.recycle_normed else self.norm(g))
 
 
 @dataclass(frozen=True)
@@ -142,6 +193,11 @@ class ContemplationShape:
     future_query: f is also added to the draft's input state at every drafting step (ours: as a
         mere entry it was ignored, see docs/training.md).
     With both switches off the future token is computed but reaches nothing.
+    adapter_rank: r of low-rank changes to the target's linear layers for contemplate rows alone;
+        0 for none. read_outs: R, how many tokens behind the bonus token the contemplate row names
+        itself, to be mixed into the draft's own guesses. Neither is the paper's; they make the
+        variant ConFu+.
+    target_heads, target_intermediate: sizes that only the adapters need.
     """
 
     layers: int
@@ -156,6 +212,10 @@ class ContemplationShape:
     soft_prompts: int = 16
     future_entry: bool = True
     future_query: bool = True
+    adapter_rank: int = 0
+    read_outs: int = 0
+    target_heads: int = 0
+    target_intermediate: int = 0
 
     def to_plain(self) -> dict:
         return asdict(self)
@@ -197,6 +257,39 @@ class ExpertMixture(nn.Module):
         return weights.to(self.experts.dtype) @ self.experts, weights
 
 
+class Adapters(nn.Module):
+    """Low-rank changes to the frozen target's linear layers, for contemplate rows alone.
+
+    Not in the paper; work on multi-token prediction does it for its mask tokens (arXiv 2507.11851).
+    Text rows never pass through them, so the target's text stays what it is. All changes are zero
+    at first.
+    """
+
+    def __init__(self, shape: ContemplationShape) -> None:
+        super().__init__()
+        wide, narrow = shape.target_heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        hidden, inner, rank = shape.target_hidden, shape.target_intermediate, shape.adapter_rank
+        sizes = {
+            "q_proj": (hidden, wide),
+            "k_proj": (hidden, narrow),
+            "v_proj": (hidden, narrow),
+            "o_proj": (wide, hidden),
+            "gate_proj": (hidden, inner),
+            "up_proj": (hidden, inner),
+            "down_proj": (inner, hidden),
+        }
+        self.down = nn.ParameterDict()
+        self.up = nn.ParameterDict()
+        for name, (inputs, outputs) in sizes.items():
+            self.down[name] = nn.Parameter(torch.randn(shape.layers, rank, inputs) * inputs**-0.5)
+            self.up[name] = nn.Parameter(torch.zeros(shape.layers, outputs, rank))
+
+    def forward(self, layer: int, name: str, x: torch.Tensor) -> torch.Tensor:
+        """What is added to linear `name` of a layer for inputs (..., in): (..., out)."""
+        down, up = self.down[name][layer], self.up[name][layer]
+        return (x @ down.to(x.dtype).t()) @ up.to(x.dtype).t()
+
+
 class Contemplation(nn.Module):
     """ConFu's trained part: soft prompts, both mixtures, and the ways of f into the draft."""
 
@@ -216,7 +309,23 @@ class Contemplation(nn.Module):
         self.project_norm = RMSNorm(shape.hidden, eps=shape.rms_eps)
         self.project = nn.Linear(shape.hidden, shape.hidden, bias=False)
         nn.init.zeros_(self.project.weight)
+        self.adapters = Adapters(shape) if shape.adapter_rank else None
+        if shape.read_outs:
+            # The first read-out is the contemplate row as it is; each further one turns it first.
+            turns = torch.eye(shape.target_hidden).repeat(shape.read_outs - 1, 1, 1)
+            self.turns = nn.Parameter(turns)
+            self.read_out_weight = nn.Parameter(0.1 * 0.5 ** torch.arange(shape.read_outs))
 
     def steer(self, feature: torch.Tensor) -> torch.Tensor:
         """What f adds to the draft's input state at every step: (..., H) -> (..., H)."""
         return self.gate * feature + self.project(self.project_norm(feature))
+
+    def read_states(self, last: torch.Tensor) -> torch.Tensor:
+        """Final states of contemplate rows (..., Ht) -> one state per read-out (..., R, Ht).
+
+        Through the draft's output matrix, state j names the token j + 1 places behind the bonus
+        token. The draft adds `read_out_weight[j]` times these logits to its own at that place (a
+        product of two opinions, its weight trained). Needs a draft as wide as the target.
+        """
+        turned = torch.einsum("...h,jgh->...jg", last, self.turns.to(last.dtype))
+        return torch.cat((last.unsqueeze(-2), turned), dim=-2)

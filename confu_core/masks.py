@@ -50,12 +50,12 @@ def verify_mask(
     mask = torch.zeros(nodes + contemplate, soft + prefix + nodes + contemplate, dtype=torch.bool)
     mask[:, soft : soft + prefix] = True
     mask[:nodes, soft + prefix : soft + prefix + nodes] = ancestors
-    for index, node in enumerate(contemplate_nodes):
-        row = mask[nodes + index]
-        row[:soft] = True
-        if node >= 0:
-            row[soft + prefix : soft + prefix + nodes] = ancestors[node]
-        row[soft + prefix + nodes + index] = True
+    if contemplate:
+        rows, own = mask[nodes:], torch.tensor(contemplate_nodes)
+        rows[:, :soft] = True
+        on_tree = own >= 0
+        rows[on_tree, soft + prefix : soft + prefix + nodes] = ancestors[own[on_tree]]
+        rows[:, soft + prefix + nodes :].fill_diagonal_(True)
     return mask
 
 

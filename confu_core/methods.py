@@ -13,6 +13,7 @@ from functools import partial
 from confu_core.checkpoints import Checkpoint
 from confu_core.contemplation import Changes, Contemplator, NoContemplator
 from confu_core.drafter import EagleDrafter, NoDrafter
+from confu_core.fused import lay_out
 from confu_core.target import Target
 
 
@@ -20,7 +21,7 @@ from confu_core.target import Target
 class Method:
     """One way to decode. Both factories make objects that belong to one run.
 
-    drafter(target, nodes=..., top_k=..., capacity=...) and contemplator().
+    drafter(target, budget=..., top_k=..., capacity=...) and contemplator().
     """
 
     name: str
@@ -28,8 +29,14 @@ class Method:
     drafter: Callable[..., NoDrafter | EagleDrafter]
     contemplator: Callable[[], NoContemplator | Contemplator]
 
+    def reading(self, target: Target) -> Target:
+        """The target, read at the layers that this method's head was trained on."""
+        if self.checkpoint is None:
+            return target
+        return target.with_taps(self.checkpoint.head.shape.tap_layers)
 
-def _no_drafter(target: Target, **_: int) -> NoDrafter:
+
+def _no_drafter(target: Target, **_: object) -> NoDrafter:
     return NoDrafter()
 
 
@@ -39,8 +46,9 @@ PLAIN = Method("plain", None, _no_drafter, NoContemplator)
 def with_head(name: str, checkpoint: Checkpoint) -> Method:
     """The method of a draft head: EAGLE-3, or ConFu if the head contemplates."""
     head, part = checkpoint.head, checkpoint.contemplation
+    lay_out(head)
 
-    def drafter(target: Target, **sizes: int) -> EagleDrafter:
+    def drafter(target: Target, **sizes) -> EagleDrafter:
         return EagleDrafter(head, part, target, **sizes)
 
     contemplator = NoContemplator if part is None else partial(Contemplator, part, head)

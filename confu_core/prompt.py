@@ -13,7 +13,7 @@ MAX_OPEN = 3  # of these a character that is not complete yet can stand for: its
 def chat_ids(target: Target, prompt: str | list[dict[str, str]]) -> list[int]:
     """Token ids of a user message, or of a chat, ready for the answer.
 
-    A tokenizer without a chat template gets the text as it is.
+    A tokenizer without a chat template gets the text as it is, a chat with blank lines between.
 
     Raises:
         PromptError: empty, or it fills the context so that no token could follow.
@@ -26,7 +26,7 @@ def chat_ids(target: Target, prompt: str | list[dict[str, str]]) -> list[int]:
         # return_dict is spelled out: its default changed between versions of transformers
         ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     else:
-        ids = tokenizer.encode(messages[-1]["content"])
+        ids = tokenizer.encode("\n\n".join(message["content"] for message in messages))
     if len(ids) >= target.context:
         raise PromptError(
             f"The prompt has {len(ids)} tokens; this target reads at most {target.context - 1} "

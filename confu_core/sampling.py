@@ -8,9 +8,12 @@ seed they write the same text at any temperature (our choice; method.md section 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
+
+from confu_core.errors import TargetError
 
 _MASK_64 = (1 << 64) - 1
 _HEAD = 1024  # tokens ranked before the whole vocabulary is
@@ -76,7 +79,11 @@ class Sampler:
         self.seed = seed
 
     def draw(self, logits: torch.Tensor, position: int) -> Draw:
-        """Draw from logits (V,), float32. `position`: where the token will stand in the text."""
+        """Draw from logits (V,), float32. `position`: where the token will stand in the text.
+
+        Raises:
+            TargetError: the logits are not numbers, as some targets' are in float16.
+        """
         if self.temperature > 0:
             logits = logits / self.temperature
             if self.top_p < 1:
@@ -84,6 +91,11 @@ class Sampler:
             logits = logits + gumbel_noise(self.seed, position, len(logits), logits.device)
         best, ids = logits.topk(2)
         margin = float(best[0] - best[1])
+        if math.isnan(margin):
+            raise TargetError(
+                "The target's numbers left the range of its precision. Choose --dtype bfloat16 "
+                "or float32."
+            )
         # Under top-p a lone survivor leads by infinity, which plain data cannot hold.
         return Draw(int(ids[0]), min(margin, 1e6))
 

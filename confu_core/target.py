@@ -12,24 +12,43 @@ K key/value heads, G query heads per key/value head, D head width.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    GenerationConfig,
+)
+from transformers.utils import is_bitsandbytes_available
 from transformers.utils import logging as transformers_logging
 
 from confu_core import masks
 from confu_core.cache import KVCache
 from confu_core.errors import TargetError
+from confu_core.fused import fuse
 from confu_core.tree import DraftTree
 
 SUPPORTED_TYPES = ("llama", "qwen2", "qwen3")
 MIN_LAYERS = 7  # below this EAGLE-3's three taps are not three different layers
+# Their frequencies change with the length of the text, so keys that stand in a cache go stale.
+MOVING_ROPES = ("dynamic", "longrope")
+SPREAD = "spread"  # as a device: over all GPUs, by accelerate's `device_map="auto"`
+
+
+class Adapters(Protocol):
+    """Changes to the target's linear layers: what is added for inputs (..., in) to (..., out)."""
+
+    def __call__(self, layer: int, name: str, x: torch.Tensor) -> torch.Tensor: ...
 
 
 class Memory(Protocol):
@@ -45,7 +64,8 @@ class Memory(Protocol):
 class Rows:
     """What a pass leaves behind for each row.
 
-    taps: (B, R, 3 Ht), the residual stream on entry to three layers, low to high (EAGLE-3).
+    taps: (B, R, 3 Ht), the residual stream on entry to three layers, low to high (EAGLE-3). Some
+        published heads read another number of layers; 3 stands for it here and elsewhere.
     last: (B, R, Ht), the final state after the target's last norm; `Target.logits` reads it.
     """
 
@@ -56,11 +76,12 @@ class Rows:
 @dataclass(frozen=True)
 class Verification:
     """What one verification pass says: logits (N, V) float32 and taps (N, 3 Ht) per node, and taps
-    (C, 3 Ht) per contemplate token."""
+    (C, 3 Ht) and final states (C, Ht) per contemplate token."""
 
     logits: torch.Tensor
     taps: torch.Tensor
     contemplate_taps: torch.Tensor
+    contemplate_last: torch.Tensor
 
 
 class Target:
@@ -82,31 +103,78 @@ class Target:
         self.head_dim: int = getattr(config, "head_dim", None) or self.hidden // self.heads
         # Ids beyond the tokenizer are padding of the matrix: never proposed, never emitted.
         self.vocab: int = min(config.vocab_size, len(tokenizer))
+        self.intermediate: int = config.intermediate_size
         self.context: int = config.max_position_embeddings
         # Residual stream on *entry* to these layers, as EAGLE counts them.
-        self.tap_layers: tuple[int, int, int] = (2, self.layers // 2, self.layers - 3)
+        self.tap_layers: tuple[int, ...] = (2, self.layers // 2, self.layers - 3)
         self.stop_ids: frozenset[int] = _stop_ids(model, tokenizer)
+        # The model's weights, laid out for small passes.
+        self._blocks, self._last_norm = fuse(self.model)
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        self._qkv_places = (
+            ("q_proj", slice(queries)),
+            ("k_proj", slice(queries, queries + keys)),
+            ("v_proj", slice(queries + keys, None)),
+        )
 
     @classmethod
     def load(
-        cls, source: str | Path, device: str | torch.device = "cpu", dtype=torch.float32
+        cls,
+        source: str | Path,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype = torch.float32,
+        bits: int | None = None,
     ) -> Target:
         """Load a Hugging Face causal LM from a folder or a hub id.
 
+        Args:
+            device: of torch, or "spread" for all GPUs together.
+            bits: 4 or 8 packs the weights of the layers (bitsandbytes); None leaves them.
+
         Raises:
-            TargetError: not found, not readable, or of a kind that is not supported.
+            TargetError: not found, not readable, too large, or of a kind that is not supported.
         """
         transformers_logging.disable_progress_bar()  # callers report progress in their own way
+        placement = {"device_map": "auto" if device == SPREAD else {"": str(device)}}
+        if bits is not None:
+            placement["quantization_config"] = _packing(bits, dtype)
         try:
             _check_supported(AutoConfig.from_pretrained(source), str(source))
-            model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype).to(device)
+            model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **placement)
+            tokenizer = AutoTokenizer.from_pretrained(source)
+        # ImportError: the checkpoint is packed in a way whose library is not installed
+        except (OSError, ValueError, ImportError) as error:
+            raise _not_loaded(source, error) from error
+        if device == SPREAD:
+            _keep_rows_together(model, str(source))
+        return cls(model, tokenizer, str(source))
+
+    @classmethod
+    def outline(cls, source: str | Path) -> Target:
+        """The target without its weights: sizes, vocabulary, fingerprint. It cannot run.
+
+        Raises:
+            TargetError: as `load`.
+        """
+        try:
+            config = AutoConfig.from_pretrained(source)
+            _check_supported(config, str(source))
+            with torch.device("meta"):
+                model = AutoModelForCausalLM.from_config(config)
             tokenizer = AutoTokenizer.from_pretrained(source)
         except (OSError, ValueError) as error:
-            raise TargetError(
-                f"The target {str(source)!r} could not be loaded: {error} "
-                "Give a folder with a Hugging Face model, a hub id, or nothing for the default."
-            ) from error
+            raise _not_loaded(source, error) from error
+        with suppress(OSError):  # optional; without it the stop ids of the config hold
+            model.generation_config = GenerationConfig.from_pretrained(source)
         return cls(model, tokenizer, str(source))
+
+    def with_taps(self, layers: tuple[int, ...]) -> Target:
+        """The same target, read on entry to other layers (ascending). Shares everything else."""
+        if layers == self.tap_layers:
+            return self
+        other = copy.copy(self)
+        other.tap_layers = layers
+        return other
 
     @property
     def device(self) -> torch.device:
@@ -115,6 +183,17 @@ class Target:
     @property
     def dtype(self) -> torch.dtype:
         return self.model.get_input_embeddings().weight.dtype
+
+    @property
+    def precision(self) -> str:
+        """The precision it computes in, and that of packed weights: "bfloat16, 4-bit weights"."""
+        name = str(self.dtype).removeprefix("torch.")
+        packed = getattr(self.model.config, "quantization_config", None)
+        if packed is None:
+            return name
+        if isinstance(packed, BitsAndBytesConfig):
+            return f"{name}, {4 if packed.load_in_4bit else 8}-bit weights"
+        return f"{name}, packed weights"
 
     def fingerprint(self) -> str:
         """Sixteen hex digits that a head records, so that it is refused for another target.
@@ -158,6 +237,8 @@ class Target:
         positions: torch.Tensor,
         may_attend: torch.Tensor | None,
         memory: Memory,
+        adapters: Adapters | None = None,
+        adapted_from: int = 0,
     ) -> Rows:
         """One pass over rows that are already embedded.
 
@@ -167,37 +248,57 @@ class Target:
             may_attend: (B or 1, R, S) boolean; None means causal over these rows alone, and for a
                 single row everything in view.
             memory: holds keys and values; S is what it returns in view.
+            adapters: changes to the linear layers for rows from `adapted_from` on.
         """
-        body = self.model.model
         batch, rows, _ = inputs.shape
         groups = self.heads // self.kv_heads
         # (B, R, D) each; the model's own module, so every kind of rope scaling is right
-        cos, sin = body.rotary_emb(inputs, positions)
+        cos, sin = self.model.model.rotary_emb(inputs, positions)
         cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
         mask = None
         if may_attend is not None:
             # The G query heads of a key/value head become extra rows, so keys are never copied.
             mask = masks.additive(may_attend, inputs.dtype).unsqueeze(1).repeat(1, 1, groups, 1)
 
+        def adapt(layer: int, name: str, x: torch.Tensor, y: torch.Tensor) -> None:
+            y[:, adapted_from:] += adapters(layer, name, x[:, adapted_from:])
+
+        turned = self.heads + self.kv_heads  # heads of queries and keys, which stand side by side
         x = inputs
         taps = []
-        for index, layer in enumerate(body.layers):
+        for index, block in enumerate(self._blocks):
             if index in self.tap_layers:
                 taps.append(x)
-            attention = layer.self_attn
-            normed = layer.input_layernorm(x)
-            q = attention.q_proj(normed).view(batch, rows, self.heads, self.head_dim)
-            k = attention.k_proj(normed).view(batch, rows, self.kv_heads, self.head_dim)
-            v = attention.v_proj(normed).view(batch, rows, self.kv_heads, self.head_dim)
-            if hasattr(attention, "q_norm"):  # Qwen-3
-                q, k = attention.q_norm(q), attention.k_norm(k)
-            q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-            keys, values = memory.extend(index, k, v)  # (B, K, S, D)
-            mixed = attend(q, keys, values, mask, causal=may_attend is None)
-            x = x + attention.o_proj(mixed.transpose(1, 2).reshape(batch, rows, -1))
-            x = x + layer.mlp(layer.post_attention_layernorm(x))
-        return Rows(taps=torch.cat(taps, dim=-1), last=body.norm(x))
+            normed = block.norm_in(x)
+            y = block.qkv(normed)
+            if adapters is not None:
+                for name, place in self._qkv_places:
+                    adapt(index, name, normed, y[..., place])
+            y = y.view(batch, rows, -1, self.head_dim).transpose(1, 2)  # (B, K·G + 2 K, R, D)
+            qk, v = y[:, :turned], y[:, turned:]
+            if block.q_norm is not None:
+                q, k = block.q_norm(qk[:, : self.heads]), block.k_norm(qk[:, self.heads :])
+                qk = torch.cat((q, k), dim=1)
+            qk = rotate(qk, cos, sin)
+            keys, values = memory.extend(index, qk[:, self.heads :], v)  # (B, K, S, D)
+            mixed = attend(qk[:, : self.heads], keys, values, mask, causal=may_attend is None)
+            mixed = mixed.transpose(1, 2).reshape(batch, rows, -1)
+            y = block.out(mixed)
+            if adapters is not None:
+                adapt(index, "o_proj", mixed, y)
+            x = x + y
+            normed = block.norm_mid(x)
+            y = block.gate_up(normed)
+            gate, up = y[..., : self.intermediate], y[..., self.intermediate :]
+            if adapters is not None:
+                adapt(index, "gate_proj", normed, gate)
+                adapt(index, "up_proj", normed, up)
+            inner = block.activate(gate) * up
+            y = block.down(inner)
+            if adapters is not None:
+                adapt(index, "down_proj", inner, y)
+            x = x + y
+        return Rows(taps=torch.cat(taps, dim=-1), last=self._last_norm(x))
 
     def prefill(self, cache: KVCache, token_ids: list[int]) -> Rows:
         """Run the prompt through an empty cache and commit it. Rows are (1, P, ...)."""
@@ -214,6 +315,7 @@ class Target:
         tree: DraftTree,
         contemplate_nodes: tuple[int, ...] = (),
         contemplate_embedding: torch.Tensor | None = None,
+        adapters: Adapters | None = None,
     ) -> Verification:
         """Score a whole draft tree in one pass. Its rows stay pending until `cache.commit`.
 
@@ -221,6 +323,7 @@ class Target:
             contemplate_nodes: nodes that carry a contemplate token, which stands one position
                 behind its node: the slot of the token that it contemplates (ours).
             contemplate_embedding: (Ht,) shared by all of them.
+            adapters: for the contemplate tokens' rows.
         """
         nodes, contemplate = len(tree), len(contemplate_nodes)
         cache.open(nodes + contemplate, see_fixed=contemplate > 0)
@@ -234,20 +337,32 @@ class Target:
         if nodes + contemplate > 1:
             mask = masks.verify_mask(tree.ancestors, contemplate_nodes, cache.length, cache.fixed)
             mask = mask.unsqueeze(0).to(self.device)
-        rows = self.run(inputs.unsqueeze(0), positions.unsqueeze(0), mask, cache)
+        rows = self.run(
+            inputs.unsqueeze(0),
+            positions.unsqueeze(0),
+            mask,
+            cache,
+            adapters if contemplate else None,
+            adapted_from=nodes,
+        )
         return Verification(
             logits=self.logits(rows.last[0, :nodes]),
             taps=rows.taps[0, :nodes],
             contemplate_taps=rows.taps[0, nodes:],
+            contemplate_last=rows.last[0, nodes:],
         )
 
-    def contemplate(self, cache: KVCache, embedding: torch.Tensor) -> torch.Tensor:
-        """One contemplate token behind the committed text: its taps (3 Ht,). Leaves no trace."""
+    def contemplate(
+        self, cache: KVCache, embedding: torch.Tensor, adapters: Adapters | None = None
+    ) -> Rows:
+        """One contemplate token behind the committed text: its Rows, (3 Ht,) and (Ht,). Leaves no
+        trace."""
         cache.open(1, see_fixed=True)
         position = torch.tensor([[cache.length]], device=self.device)
-        rows = self.run(embedding.to(self.dtype).view(1, 1, -1), position, None, cache)
+        inputs = embedding.to(self.dtype).view(1, 1, -1)
+        rows = self.run(inputs, position, None, cache, adapters)
         cache.drop_pending()
-        return rows.taps[0, 0]
+        return Rows(rows.taps[0, 0], rows.last[0, 0])
 
 
 def attend(
@@ -288,8 +403,17 @@ def _check_supported(config, name: str) -> None:
             f"{name!r} is a {config.model_type!r} model. Supported kinds: "
             f"{', '.join(SUPPORTED_TYPES)}."
         )
-    if getattr(config, "use_sliding_window", False):
-        raise TargetError(f"{name!r} uses sliding-window attention, which cannot be rolled back.")
+    if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
+        raise TargetError(
+            f"{name!r} has layers with sliding-window attention, which forget what a rejected "
+            "draft would have to bring back. Choose a target that attends to its whole text."
+        )
+    rope = (config.rope_parameters or {}).get("rope_type", "default")
+    if rope in MOVING_ROPES:
+        raise TargetError(
+            f"{name!r} uses {rope!r} rope scaling, which changes with the length of the text, so "
+            "that drafting would change its answers. Choose a target with another scaling."
+        )
     if config.num_hidden_layers < MIN_LAYERS:
         raise TargetError(
             f"{name!r} has {config.num_hidden_layers} layers; EAGLE-3 reads three different ones, "
@@ -301,3 +425,58 @@ def _stop_ids(model, tokenizer) -> frozenset[int]:
     stops = model.generation_config.eos_token_id if model.generation_config else None
     stops = stops if isinstance(stops, list) else [stops]
     return frozenset(i for i in (*stops, tokenizer.eos_token_id) if i is not None)
+
+
+def _not_loaded(source: str | Path, error: Exception) -> TargetError:
+    return TargetError(
+        f"The target {str(source)!r} could not be loaded: {error} "
+        "Give a folder with a Hugging Face model, a hub id, or nothing for the default."
+    )
+
+
+def _packing(bits: int, dtype: torch.dtype) -> BitsAndBytesConfig:
+    """How transformers packs weights on loading."""
+    if bits not in (4, 8):
+        raise TargetError(f"{bits}-bit targets are not supported. Choose 4 or 8 bits.")
+    if not is_bitsandbytes_available():
+        raise TargetError(
+            f"Packing a target in {bits} bits needs the bitsandbytes package, which is not "
+            "installed. Install it (pip install bitsandbytes), or leave --bits out."
+        )
+    if bits == 8:
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=dtype)
+
+
+def _keep_rows_together(model: torch.nn.Module, name: str) -> None:
+    """Make a model that accelerate spread over several devices look like one on one device.
+
+    Weights stay where they are; the rows of a pass and the cache stay on the embedding's device
+    and visit the layers' norms and projections. That costs some twenty small copies per layer, and
+    lets every other room know one device only.
+    """
+    from accelerate.hooks import remove_hook_from_submodules
+
+    places = {str(place) for place in getattr(model, "hf_device_map", {}).values()}
+    if len(places) > 1 and places & {"cpu", "disk"}:
+        raise TargetError(
+            f"{name!r} does not fit into the GPUs of this machine. Choose --dtype bfloat16, "
+            "--bits 4, or a smaller target."
+        )
+    remove_hook_from_submodules(model)  # they move rows without bringing them back
+    home = model.get_input_embeddings().weight.device
+    body = model.model
+    body.rotary_emb.to(home)
+    visited = [body.norm, model.get_output_embeddings()]
+    for layer in body.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        visited += [layer.input_layernorm, layer.post_attention_layernorm]
+        visited += [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
+        visited += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+        if hasattr(attention, "q_norm"):
+            visited += [attention.q_norm, attention.k_norm]
+    for module in visited:
+        place = next(module.parameters()).device
+        if place != home:
+            module.register_forward_pre_hook(lambda _, rows, place=place: (rows[0].to(place),))
+            module.register_forward_hook(lambda _, rows, result: result.to(home))

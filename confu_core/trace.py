@@ -20,10 +20,10 @@ from typing import Any, Literal
 
 from confu_core.errors import TraceError
 
-SCHEMA = 1
+SCHEMA = 2
 
 # The methods, by the names that lanes and commands use, and how they are written for people.
-LABELS = {"plain": "Plain", "eagle3": "EAGLE-3", "confu": "ConFu"}
+LABELS = {"plain": "Plain", "eagle3": "EAGLE-3", "confu": "ConFu", "confu-plus": "ConFu+"}
 
 NodeState = Literal["accepted", "rejected", "not reached"]
 Origin = Literal["accepted", "bonus"]
@@ -33,15 +33,20 @@ Change = Literal["remove future", "swap future", "force contemplate expert", "fo
 
 @dataclass(frozen=True)
 class Settings:
-    """What a run was asked for. `nodes` counts the root: 30 means 29 drafted tokens."""
+    """What a run was asked for. `nodes` counts the root: 30 means 29 drafted tokens; with "auto"
+    each round chooses, from what passes cost on the machine and how sure the draft is.
+
+    contemplate: share of the nodes that carry a contemplate token; 1 is all of them (ConFu only).
+    """
 
     max_new_tokens: int = 64
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int = 0
-    nodes: int = 30
+    nodes: int | Literal["auto"] = 30
     depth: int = 5
     top_k: int = 8
+    contemplate: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -330,13 +335,14 @@ class Trace:
             ) from error
         except RecursionError as error:
             raise TraceError("This is not a trace file: it is nested too deeply.") from error
-        if not isinstance(value, dict) or value.get("schema") != SCHEMA:
-            version = value.get("schema") if isinstance(value, dict) else None
+        version = value.get("schema") if isinstance(value, dict) else None
+        # A version is a whole number: True and 1.0 equal 1 in Python, and are none.
+        if type(version) is not int or version not in (1, SCHEMA):
             raise TraceError(
-                f"This file has trace schema {version!r}; this program reads schema {SCHEMA}. "
-                "Record the run again."
+                f"This file has trace schema {version!r}; this program reads schemas 1 and "
+                f"{SCHEMA}. Record the run again."
             )
-        return _read(cls, value, "trace")
+        return _read(cls, _from_schema_1(value) if version == 1 else value, "trace")
 
 
 def first_difference(name_a: str, a: Lane, name_b: str, b: Lane) -> Difference | None:
@@ -365,6 +371,14 @@ def to_plain(value: Any) -> Any:
     return value
 
 
+def _from_schema_1(value: dict) -> dict:
+    """A trace of schema 1 as one of schema 2, where `settings.contemplate` came in."""
+    value = value | {"schema": SCHEMA}
+    if isinstance(value.get("settings"), dict):
+        value["settings"] = {"contemplate": 1.0} | value["settings"]
+    return value
+
+
 def _demand(holds: bool, place: str, fault: str) -> None:
     if not holds:
         raise TraceError(f"The trace is damaged at {place}: {fault}.")
@@ -386,9 +400,12 @@ def _read(kind: Any, value: Any, place: str) -> Any:
         return built
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
-        if value is None:
+        if value is None and type(None) in arguments:
             return None
-        return _read(next(a for a in arguments if a is not type(None)), value, place)
+        kinds = [a for a in arguments if a is not type(None)]
+        text = isinstance(value, str)
+        fitting = [a for a in kinds if (typing.get_origin(a) is Literal) == text]
+        return _read((fitting or kinds)[0], value, place)
     if origin is Literal:
         _demand(value in arguments, place, f"must be one of {', '.join(map(repr, arguments))}")
         return value

@@ -48,6 +48,17 @@ class DraftTree:
         return self._children.get((node, token_id))
 
     @cached_property
+    def end_chances(self) -> tuple[float, ...]:
+        """How likely the accepted path ends at each node, as the draft sees it: the probability of
+        its path times the chance that none of its children in the tree follows."""
+        reach = [math.exp(score) for score in self.scores]
+        ends = list(reach)
+        for node, parent in enumerate(self.parents):
+            if parent >= 0:
+                ends[parent] -= reach[node]
+        return tuple(max(0.0, chance) for chance in ends)
+
+    @cached_property
     def ancestors(self) -> torch.Tensor:
         """(N, N) boolean: ancestors of each node and itself."""
         return ancestor_matrix(self.parents)

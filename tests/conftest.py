@@ -10,6 +10,19 @@ import pytest
 CHECKPOINTS = Path(__file__).resolve().parent.parent / "checkpoints" / "smollm2-135m-instruct"
 
 
+def pytest_collection_modifyitems(items):
+    """Tests that want a GPU are skipped without one; the summary counts them with the reason."""
+    wanting = [item for item in items if item.get_closest_marker("gpu")]
+    if not wanting:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        skip = pytest.mark.skip(reason="no CUDA device: scripts/gpu_check.sh runs this on one")
+        for item in wanting:
+            item.add_marker(skip)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_thread(request):
     """Models this small are slower on many threads, and fixed threads round the same way."""

@@ -19,6 +19,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from confu_core.budget import AutoBudget, FixedBudget
 from confu_core.checkpoints import Checkpoint
 from confu_core.contemplation import Contemplator, NoContemplator
 from confu_core.drafter import Draft
@@ -196,10 +197,14 @@ def tiny_contemplation(
             target_hidden=target.hidden,
             hidden=head.shape.hidden,
             rms_eps=1e-5,
+            target_heads=target.heads,
+            target_intermediate=target.intermediate,
             **(sizes | switches),
         )
     )
     randomise(part, 2000 + seed, scale)
+    if part.adapters is not None:  # small changes: a product of two large ones only magnifies noise
+        randomise(part.adapters, 4000 + seed, 0.2 * scale)
     dice = torch.Generator().manual_seed(3000 + seed)
     for mixture in (part.contemplate, part.future):
         mixture.mean.normal_(0.0, 0.5, generator=dice)
@@ -232,13 +237,13 @@ class KnowingDrafter:
         target: Target,
         propose: Callable[[int], int],
         *,
-        nodes: int,
+        budget: FixedBudget | AutoBudget,
         top_k: int,
         capacity: int,
     ) -> None:
         self._vocab = target.vocab
         self._propose = propose
-        self._nodes = nodes
+        self._nodes = budget.most_nodes
         self._siblings = min(top_k, target.vocab) - 1
         self.length = 0  # of EagleDrafter's lasting cache, had this one a cache
 
@@ -270,7 +275,7 @@ def knowing_method(
 ) -> Method:
     """A method that drafts by `propose`; with a ConFu part, contemplate tokens ride along."""
 
-    def drafter(target: Target, **sizes: int) -> KnowingDrafter:
+    def drafter(target: Target, **sizes) -> KnowingDrafter:
         return KnowingDrafter(target, propose, **sizes)
 
     contemplator = NoContemplator if part is None else partial(Contemplator, part, head)

@@ -242,7 +242,7 @@ def contemplate(
     """Taps (3 Ht,) of a contemplate token behind `ids`, by the model's own layers.
 
     The text runs through each layer alone, as if nothing followed; the contemplate row then attends
-    to the soft prompts, the text and itself.
+    to the soft prompts, the text and itself. Adapters are merged into the row's own weights.
     """
     model = target.model.model
     text = target.embed(torch.tensor([ids]))[0]
@@ -251,13 +251,17 @@ def contemplate(
     positions = torch.arange(length + 1).unsqueeze(0)
     cos, sin = model.rotary_emb(text.unsqueeze(0), positions)
     taps = []
+
+    def by_head(x: torch.Tensor) -> torch.Tensor:
+        return x.unflatten(-1, (-1, target.head_dim))
+
     for number, layer in enumerate(model.layers):
         if number in (2, target.layers // 2, target.layers - 3):
             taps.append(row)
         attention = layer.self_attn
 
         def project(name: str, x: torch.Tensor, attention=attention) -> torch.Tensor:
-            return getattr(attention, name)(x).unflatten(-1, (-1, target.head_dim))
+            return by_head(getattr(attention, name)(x))
 
         def turned(x: torch.Tensor, first: int, norm: str, attention=attention) -> torch.Tensor:
             x = getattr(attention, norm)(x) if hasattr(attention, norm) else x
@@ -266,25 +270,36 @@ def contemplate(
             c, s = cos[0, first : first + len(x), None], sin[0, first : first + len(x), None]
             return x * c + other * s
 
+        def changed(name: str, x: torch.Tensor, layer=layer, number=number) -> torch.Tensor:
+            module = layer.mlp if hasattr(layer.mlp, name) else layer.self_attn
+            linear = getattr(module, name)
+            weight = linear.weight
+            if part.adapters is not None:
+                weight = weight + part.adapters.up[name][number] @ part.adapters.down[name][number]
+            y = x @ weight.t()
+            return y if linear.bias is None else y + linear.bias
+
         normed_text, normed_row = layer.input_layernorm(text), layer.input_layernorm(row[None])
         text_keys = turned(project("k_proj", normed_text), 0, "k_norm")  # (T, K, W)
-        row_key = turned(project("k_proj", normed_row), length, "k_norm")
+        row_key = turned(by_head(changed("k_proj", normed_row)), length, "k_norm")
         keys = torch.cat((part.soft_keys[number].transpose(0, 1), text_keys, row_key))
         values = torch.cat(
             (
                 part.soft_values[number].transpose(0, 1),
                 project("v_proj", normed_text),
-                project("v_proj", normed_row),
+                by_head(changed("v_proj", normed_row)),
             )
         )
-        query = turned(project("q_proj", normed_row), length, "q_norm")[0]  # (heads, W)
+        query = turned(by_head(changed("q_proj", normed_row)), length, "q_norm")[0]  # (heads, W)
         mixed = []
         for head in range(target.heads):
             group = head // (target.heads // target.kv_heads)
             scores = keys[:, group] @ query[head] / math.sqrt(target.head_dim)
             mixed.append(scores.softmax(0) @ values[:, group])
-        row = row + attention.o_proj(torch.cat(mixed))
-        row = row + layer.mlp(layer.post_attention_layernorm(row))
+        row = row + changed("o_proj", torch.cat(mixed))
+        normed = layer.post_attention_layernorm(row)
+        inner = layer.mlp.act_fn(changed("gate_proj", normed)) * changed("up_proj", normed)
+        row = row + changed("down_proj", inner)
         mask = torch.full((length, length), float("-inf")).triu(1)
         text = layer(
             text.unsqueeze(0),

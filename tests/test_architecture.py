@@ -15,15 +15,16 @@ APP = sorted([*(ROOT / "app").rglob("*.py"), ROOT / "app.py"])
 
 # Lowest first. A file imports only from floors below its own, or from its own floor.
 FLOORS = (
-    {"errors", "trace", "events", "assets"},
-    {"cache", "masks", "tree", "sampling"},
+    {"errors", "trace", "events", "assets", "sizes", "charts"},
+    {"cache", "masks", "tree", "sampling", "budget", "fused", "rotary", "weights"},
     {"target"},
     {"heads", "acceptance", "prompt"},
-    {"checkpoints", "contemplation", "drafter"},
-    {"methods", "probes", "reading"},
+    {"checkpoints", "contemplation", "drafter", "layouts", "taps", "published"},
+    {"methods", "probes", "reading", "costs"},
     {"decoding", "interventions"},
     {"recording"},
     {"compare"},
+    {"presets"},
     {"train", "bench", "__main__"},
 )
 # Words that name no room.

@@ -18,6 +18,7 @@ SCRIPTS = (
     "panel.js",
     "race.js",
     "map.js",
+    "charts.js",
     "future.js",
     "card.js",
     "dialogs.js",

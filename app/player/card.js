@@ -1,28 +1,43 @@
 // The details of the selected token, and the legend.
 
-const confuCard = (({ el, token, sentence }, layout, story, tree) => {
+const confuCard = (({ el, svg, sign, token, sentence, memory }, layout, story, tree) => {
   function create(stage, box, legend) {
     const { state } = stage;
+    const changed = memory();
 
     function draw() {
-      const chosen = state.view.selected;
+      const { selected: chosen, pinned } = state.view;
       const lane = chosen && state.laneOf(chosen.lane);
       const record = lane && lane.rounds[chosen.round];
+      const about = record && [state.phaseOf(record), state.current(lane), state.successor(lane, chosen.round)];
+      if (!changed("card", state.run.id, stage.speech.language, chosen, pinned, about)) return;
       box.setAttribute("aria-label", stage.say("card.label"));
-      if (!record || (record.tree.token_ids.length < 2 && chosen.node !== "bonus")) {
+      if (!record || (record.tree.token_ids.length < 2 && typeof chosen.node === "number")) {
         box.className = "cfx-card cfx-card-empty";
         box.replaceChildren(el("p", { text: stage.say("card.empty") }));
-      } else fill(record, chosen.node);
+      } else if (chosen.node === null) whole(lane, record);
+      else fill(lane, record, chosen.node);
       box.classList.toggle("cfx-hidden", state.view.hidden.has("card"));
     }
 
-    function fill(record, node) {
+    /** A whole round: what it did, in a sentence. */
+    function whole(lane, record) {
+      // What the reader is still asked to guess is not told here.
+      const decided = record.index !== state.current(lane) || state.phaseOf(record) >= 3;
+      const told = decided ? story.round(stage.speech, lane, record, state.run.header.prompt_tokens)
+        : stage.speech.parts("card.undecided", {});
+      const place = `${stage.name(lane)} · ${stage.say("map.round", { n: record.index })}`;
+      box.className = "cfx-card cfx-card-round";
+      box.replaceChildren(sign(stage.look(lane)), el("span", { class: "cfx-state", text: place }), sentence("p", { class: "cfx-card-why" }, told));
+    }
+
+    function fill(lane, record, node) {
       const phase = state.phaseOf(record);
       const own = node === "bonus";
       const bonus = story.bonusOf(record);
       const kind = own ? "target" : tree.shownState(record, node, phase);
       const word = kind.replace(" ", "_");
-      const facts = own ? bonusFacts(record, bonus) : nodeFacts(record, node, phase);
+      const facts = own ? bonusFacts(record, bonus) : nodeFacts(lane, record, node, phase);
       const why = own ? story.bonus(stage.speech, record)
         : phase < 3 ? stage.speech.parts("card.undecided", {}) : story.node(stage.speech, record, node);
       box.className = `cfx-card cfx-is-${kind.replace(" ", "-")}`;
@@ -43,7 +58,7 @@ const confuCard = (({ el, token, sentence }, layout, story, tree) => {
       ];
     }
 
-    function nodeFacts(record, node, phase) {
+    function nodeFacts(lane, record, node, phase) {
       const own = record.tree;
       const facts = [fact("card.id", own.token_ids[node])];
       if (node > 0) {
@@ -55,13 +70,21 @@ const confuCard = (({ el, token, sentence }, layout, story, tree) => {
         const at = node === 0 ? 0 : own.parents[node];
         facts.push(fact(node === 0 ? "card.wanted_next" : "card.wanted", token(own.choice_texts[at], 20), ` ${layout.percent(own.choice_probs[at])}`));
       }
+      if (phase >= 2 && record.contemplated.length) {
+        const successor = state.successor(lane, record.index);
+        const carried = tree.contemplation(record, node, phase, successor) || "none";
+        facts.push(fact("card.contemplate", stage.say(`contemplate.${carried}`)));
+      }
       return facts;
     }
 
     function drawLegend() {
+      const dots = svg("svg", { viewBox: "0 0 30 14", class: "cfx-key-dots", "aria-hidden": "true" },
+        svg("circle", { cx: 7, cy: 7, r: 3.4, class: "cfx-dot cfx-dot-carried" }), svg("circle", { cx: 21, cy: 7, r: 3.4, class: "cfx-dot cfx-dot-source" }));
       const entry = (kind) => el("li", { class: `cfx-key cfx-is-${kind}` }, el("span", { class: "cfx-swatch" }), stage.say(`legend.${kind.replace("-", "_")}`));
       legend.replaceChildren(
-        el("ul", {}, ...["root", "accepted", "target", "rejected", "not-reached", "pending"].map(entry)),
+        el("ul", {}, ...["root", "accepted", "target", "rejected", "not-reached", "pending"].map(entry),
+          el("li", { class: "cfx-key" }, dots, stage.say("legend.contemplate"))),
         el("p", { text: stage.say("legend.numbers") }));
     }
 

@@ -75,10 +75,10 @@ const confuChips = (({ el, token }, layout) => {
       for (const chip of marked) chip.classList.remove("cfx-new", "cfx-selected", "cfx-twin");
       marked = made.slice(start, end).map(({ chip }) => chip);
       for (const chip of marked) chip.classList.add("cfx-new");
-      const at = state.selectedIndex();
-      if (at >= 0 && at < end) {
-        // The same place in the text is marked in every lane.
-        const own = state.view.selected.lane === lane.name;
+      const span = state.selectedSpan();
+      const own = span && state.view.selected.lane === lane.name;
+      // The same place in the text is marked in every lane.
+      for (let at = span ? span[0] : end; at < end && at < span[1]; at++) {
         made[at].chip.classList.add(own ? "cfx-selected" : "cfx-twin");
         marked.push(made[at].chip);
       }

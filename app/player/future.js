@@ -1,7 +1,6 @@
 // What steers ConFu's draft: both routers (never averaged), and our reading of the future token.
 
-const confuFuture = (({ el, token, sign, sentence }, layout, story, maps) => {
-  const REACH = 8; // tokens within which a reading may come true
+const confuFuture = (({ el, token, sign, sentence, memory }, layout, story, maps) => {
   const STILL = 0.005; // a change of weight too small to show
 
   function create(stage, box, backdrops) {
@@ -15,21 +14,23 @@ const confuFuture = (({ el, token, sign, sentence }, layout, story, maps) => {
       return lanes.find((lane) => lane.name === state.view.tab) || lanes[0];
     }
 
-    let painted = "";
+    const changed = memory();
 
+    /** Bring the part up to date; true if it was painted anew. */
     function draw() {
       const lane = contemplating();
       box.hidden = !lane;
-      if (!lane) return;
+      if (!lane) return false;
       // A reading may still come true while later rounds arrive.
-      const known = Math.min(lane.rounds.length, state.current(lane) + REACH);
-      const now = JSON.stringify([state.run.id, lane.name, state.current(lane), known, stage.speech.language]);
-      if (now === painted) return;
-      painted = now;
+      const known = Math.min(lane.rounds.length, state.current(lane) + layout.REACH);
+      if (!changed("future", state.run.id, lane.name, state.current(lane), known, stage.speech.language)) {
+        if (changed("pointed", state.pointedRound(lane))) map.draw(lane);
+        return false;
+      }
       const record = state.recordOf(lane);
       const before = lane.rounds[state.current(lane) - 1];
       const origin = record ? story.steering(stage.speech, lane, record) : [];
-      for (const look of ["confu", "changed"]) box.classList.toggle(`cfx-m-${look}`, stage.look(lane) === look);
+      for (const look of ["confu", "confu-plus", "changed"]) box.classList.toggle(`cfx-m-${look}`, stage.look(lane) === look);
       box.replaceChildren(
         el("header", { class: "cfx-panel-head" }, sign(stage.look(lane)), el("h2", { text: stage.say("future.title", { method: stage.name(lane) }) }),
           sentence("span", { class: "cfx-origin" }, origin)),
@@ -38,10 +39,12 @@ const confuFuture = (({ el, token, sign, sentence }, layout, story, maps) => {
           router("future", record && record.future_router, before && before.future_router),
           readings(lane, record),
           map.draw(lane)));
+      return true;
     }
 
     function router(name, weights, before) {
-      const node = el("div", { class: "cfx-router", "data-router": name }, el("h3", { text: stage.say(`router.${name}`) }));
+      const node = el("div", { class: "cfx-router", "data-router": name },
+        el("h3", {}, stage.say(`router.${name}`), stage.ask(name === "contemplate" ? "contemplate" : "expert")));
       if (!weights || !weights.length) {
         node.append(el("p", { class: "cfx-quiet", text: stage.say(`router.none_${name}`) }));
         return node;
@@ -62,15 +65,15 @@ const confuFuture = (({ el, token, sign, sentence }, layout, story, maps) => {
 
     function readings(lane, record) {
       const node = el("div", { class: "cfx-readings" },
-        el("h3", { text: stage.say("readings.title") }), el("p", { class: "cfx-quiet", text: stage.say("readings.note") }));
+        el("h3", {}, stage.say("readings.title"), stage.ask("future")), el("p", { class: "cfx-quiet", text: stage.say("readings.note") }));
       const future = record && record.future;
       if (!future || !future.readings.length) {
         node.append(el("p", { class: "cfx-quiet", text: stage.say("readings.none") }));
         return node;
       }
-      const following = layout.tokensOf(lane.rounds.slice(record.index));
+      const following = layout.tokensAfter(lane.rounds, record.index);
       node.append(el("ul", {}, ...future.readings.map((reading) => {
-        const when = layout.cameTrue(reading.text, following, REACH);
+        const when = layout.cameTrue(reading.text, following);
         return el("li", { class: when ? "cfx-true" : null }, token(reading.text, 20),
           el("span", { class: "cfx-weight", text: layout.percent(reading.prob) }),
           el("span", { class: "cfx-came", text: when ? `✓ ${stage.say("readings.came", { n: when })}` : "" }));

@@ -294,7 +294,7 @@ const confuLayout = (() => {
     };
   }
 
-  /** Tokens per target pass, bonus token included, prefill left out (method.md). */
+  /** Tokens and rows per target pass; bonus tokens included, prefill left out (method.md). */
   function speedOf(rounds) {
     const passes = Math.max(0, rounds.length - 1);
     const gained = tokensOf(rounds.slice(1)).length;
@@ -302,6 +302,7 @@ const confuLayout = (() => {
       passes,
       tokens: tokensOf(rounds).length,
       tau: passes ? gained / passes : 0,
+      rows: passes ? rounds.slice(1).reduce((sum, record) => sum + record.target_rows, 0) / passes : 0,
       seconds: rounds.reduce((sum, record) => sum + secondsOf(record), 0),
     };
   }
@@ -338,15 +339,21 @@ const confuLayout = (() => {
     };
   }
 
-  /** How many tokens after the round's start a word really came, or 0 if not within `reach`. */
-  function cameTrue(word, following, reach = 8) {
+  const REACH = 8; // tokens within which a reading of a future token may come true
+
+  /** The tokens written from a round on, as many as a reading is given to come true. */
+  function tokensAfter(rounds, index) {
+    const tokens = [];
+    for (let at = index; at < rounds.length && tokens.length < REACH; at++) tokens.push(...rounds[at].tokens);
+    return tokens.slice(0, REACH);
+  }
+
+  /** As the how-manieth of these tokens a word came, or 0. Mirrors `came_true` of `views/futures.py`. */
+  function cameTrue(word, following) {
     const plain = (text) => text.trim().toLowerCase();
     const wanted = plain(word);
     if (!wanted) return 0;
-    for (let i = 0; i < Math.min(reach, following.length); i++) {
-      if (plain(following[i].text) === wanted) return i + 1;
-    }
-    return 0;
+    return following.findIndex((token) => plain(token.text) === wanted) + 1;
   }
 
   /**
@@ -382,7 +389,7 @@ const confuLayout = (() => {
   return {
     visible, visibleParts, clippedParts, textWidth, percent, childrenOf, rankOf, lineage, fold,
     place, edgePath, starts, tokensOf, secondsOf, elapsed, roundAt, bars, timelineScale, speedOf,
-    firstDifference, cameTrue, withBudget, mapScale, codeName,
+    firstDifference, REACH, tokensAfter, cameTrue, withBudget, mapScale, codeName,
   };
 })();
 

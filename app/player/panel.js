@@ -1,6 +1,6 @@
 // One lane's panel: its text, what happened in the round, the tree, and the smaller-tree question.
 
-const confuPanel = (({ el, token, sign, sentence }, layout, story, tree, chips) => {
+const confuPanel = (({ el, token, sign, sentence, memory }, layout, story, tree, chips) => {
   const ROWS = 11; // of the folded tree
   const OUTLINE_ROWS = 16; // in the outline of narrow pages a row is a single line
   const PHASES = ["draft", "check", "accept", "append"];
@@ -23,6 +23,7 @@ const confuPanel = (({ el, token, sign, sentence }, layout, story, tree, chips) 
       question: el("summary"),
       budget: el("details", { class: "cfx-budget" }),
       title: el("h2"),
+      help: el("span"),
     };
     part.budget.append(part.question, part.range, part.answer);
     part.budget.addEventListener("toggle", () => { if (!part.budget.open) delete view.budget[lane.name]; stage.invalidate(); });
@@ -32,33 +33,48 @@ const confuPanel = (({ el, token, sign, sentence }, layout, story, tree, chips) 
     part.canvas.addEventListener("keydown", key);
     part.canvas.addEventListener("focus", focus);
     const box = el("section", { class: `cfx-panel cfx-m-${stage.look(lane)}`, "data-lane": lane.name },
-      el("header", { class: "cfx-panel-head" }, sign(stage.look(lane)), part.title, part.gain, part.solo, part.expand),
+      el("header", { class: "cfx-panel-head" }, sign(stage.look(lane)), part.title, part.help, part.gain, part.solo, part.expand),
       text.box, part.story, part.canvas, part.why, part.budget);
 
     // ---- Painting ------------------------------------------------------------------------------
 
-    let painted = "";
+    const changed = memory();
+    let drawn = new Set(); // nodes in the picture
 
-    /** Everything that this panel's picture depends on. */
+    /** Everything that this panel's picture depends on. A selection is marked in the picture as it
+     * stands, unless the node is folded away. */
     function look(index, narrow) {
       const open = view.open[`${lane.name}/${index}`];
       const { on, guess } = view.predict;
-      return JSON.stringify([
-        index, lane.rounds.length > 0 && state.phaseOf(lane.rounds[index]), narrow, view.table, view.solo,
-        view.expanded.has(lane.name), view.selected, open && [...open], view.budget[lane.name], part.budget.open,
-        on, guess[lane.name], stage.speech.language, lane.error,
-      ]);
+      const record = lane.rounds[index];
+      const chosen = record && selectedHere(record);
+      return [
+        index, record && state.phaseOf(record), narrow, view.table, view.solo, view.expanded.has(lane.name),
+        typeof chosen === "number" && !drawn.has(chosen) ? chosen : null, open && [...open], view.budget[lane.name],
+        part.budget.open, on, guess[lane.name], stage.speech.language, lane.error, state.successor(lane, index) !== null,
+      ];
     }
 
+    /** Bring the panel up to date; true if its picture was painted anew. */
     function draw(narrow) {
       const index = state.current(lane);
-      const now = look(index, narrow);
-      if (now === painted) return;
-      painted = now;
       const record = lane.rounds[index];
+      const anew = changed("picture", ...look(index, narrow));
+      if (anew) paint(index, record, narrow);
+      if (record && (anew || changed("marks", view.selected))) {
+        text.draw(index, state.phaseOf(record));
+        const chosen = selectedHere(record);
+        tree.mark(part.canvas, id, chosen, state.twinNode(lane));
+      }
+      return anew;
+    }
+
+    function paint(index, record, narrow) {
+      drawn = new Set();
       const expanded = view.expanded.has(lane.name);
       box.setAttribute("aria-label", stage.name(lane));
       part.title.textContent = stage.name(lane);
+      if (changed("help", stage.speech.language)) part.help.replaceChildren(stage.ask("tree"));
       part.solo.textContent = say(view.solo === lane.name ? "panel.both" : "panel.solo");
       part.solo.hidden = narrow || state.panelLanes().length < 2;
       part.expand.textContent = say(expanded ? "panel.shrink" : "panel.expand");
@@ -75,10 +91,9 @@ const confuPanel = (({ el, token, sign, sentence }, layout, story, tree, chips) 
       const phase = state.phaseOf(record);
       const decided = phase >= 3;
       part.gain.textContent = phase < 4 ? "" : say("panel.gain", { n: record.tokens.length });
-      text.draw(index, phase);
       const told = decided
         ? story.round(stage.speech, lane, record, state.run.header.prompt_tokens)
-        : stage.speech.parts(`story.pending_${PHASES[phase - 1]}`, { method: stage.name(lane), n: record.tree.token_ids.length - 1 });
+        : story.pending(stage.speech, lane, record, PHASES[phase - 1]);
       part.story.replaceChildren(sentence("span", {}, told));
       part.why.replaceChildren(sentence("span", {}, decided && record.index > 0 ? story.ending(stage.speech, record) : []));
       drawTree(record, phase, narrow, expanded);
@@ -89,10 +104,9 @@ const confuPanel = (({ el, token, sign, sentence }, layout, story, tree, chips) 
       const size = record.tree.token_ids.length;
       const { canvas } = part;
       canvas.setAttribute("aria-label", say("tree.label", { method: stage.name(lane), n: Math.max(0, size - 1) }));
-      canvas.removeAttribute("aria-activedescendant");
       if (!size || view.table) {
         canvas.setAttribute("role", "group");
-        canvas.replaceChildren(size ? tree.table(record, phase, say) : prefill(record));
+        canvas.replaceChildren(size ? tree.table(record, phase, say, state.successor(lane, record.index)) : prefill(record));
         return;
       }
       const chosen = selectedHere(record);
@@ -108,11 +122,11 @@ const confuPanel = (({ el, token, sign, sentence }, layout, story, tree, chips) 
       const budget = view.budget[lane.name];
       canvas.setAttribute("role", "tree");
       tree.paint(canvas, {
-        record, phase, plan: drawing, say, id, selected: chosen,
+        record, phase, plan: drawing, say, id, successor: state.successor(lane, record.index),
         kept: budget ? layout.withBudget(record.tree, record.path, budget).kept : null,
         guess: guessed && new Set(guessed),
       });
-      if (chosen !== null) canvas.setAttribute("aria-activedescendant", `${id}-${chosen}`);
+      drawn = new Set(drawing.boxes.filter((box) => box.kind === "node").map((box) => box.node));
       const place = `${record.index}/${narrow}/${expanded}`;
       if (canvas.dataset.place !== place) stage.later(() => showEnd(drawing));
       canvas.dataset.place = place;

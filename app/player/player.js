@@ -1,7 +1,7 @@
 // The step player: its skeleton, its controls, its clock, and who paints what.
 
 function confuPlayer(element, assets, host) {
-  const { el, icon, sign } = confuDom;
+  const { el, icon, sign, ask, memory } = confuDom;
   const layout = confuLayout;
   const PHASES = ["draft", "check", "accept", "append"];
   const PHASE_TIME = [1100, 800, 1000, 700]; // milliseconds at speed 1
@@ -14,9 +14,11 @@ function confuPlayer(element, assets, host) {
   let speech = confuStory.speaker("en", assets.strings.en, assets.strings.en);
   let clock = { timer: null, playing: false, animate: false, speed: 1 };
   let frame = 0;
+  let turn = 0; // whose picture a streaming frame paints first
   let spot = null; // what the tour points at, as a selector
   let panels = {};
   let width = 0; // of the player, kept so that painting need not measure
+  const changed = memory();
 
   const parts = {
     badge: el("span", { class: "cfx-badge" }),
@@ -50,11 +52,13 @@ function confuPlayer(element, assets, host) {
     say: (key, parameters) => speech.say(key, parameters),
     look: (lane) => (lane.intervention ? "changed" : lane.method),
     name: nameOf,
+    ask: (word) => ask(say(`glossary.${word}`), say(`glossary.${word}_means`)),
     invalidate, later, select, point, unpoint, hasMoved, jumpTo, leaveTree, linkTo, copy,
   };
   const { say } = stage;
   const race = confuRace.create(stage, parts.race, parts.verdict);
   const future = confuFuture.create(stage, parts.future, assets.maps);
+  const charts = confuCharts.create(stage, host.charts);
   const card = confuCard.create(stage, parts.card, parts.legend);
   const dialogs = confuDialogs.create(stage, dialog, assets.glossary);
 
@@ -314,7 +318,10 @@ function confuPlayer(element, assets, host) {
       b: () => focusTree(1),
       t: toggleTable,
       "?": () => dialogs.open("help"),
-      Escape: () => select(null, false),
+      Escape: () => {
+        for (const open of root.querySelectorAll(".cfx-ask[open]")) open.open = false;
+        select(null, false);
+      },
     };
     if (!actions[event.key]) return;
     actions[event.key]();
@@ -360,18 +367,24 @@ function confuPlayer(element, assets, host) {
     race.draw();
     drawTransport();
     drawPhases();
-    drawPanels();
-    future.draw();
+    drawPictures(arrangePanels());
     drawPlain();
     card.draw();
+    charts.draw();
+    if (changed("spot", spot) || spot) drawSpot();
+    confuTour.update();
+    for (const measure of measures.splice(0)) measure();
+  }
+
+  function drawSpot() {
     for (const node of root.querySelectorAll(".cfx-spot")) node.classList.remove("cfx-spot");
     const pointed = spot && root.querySelector(spot);
     if (pointed) pointed.classList.add("cfx-spot");
-    for (const measure of measures.splice(0)) measure();
   }
 
   function drawTop() {
     const { source, header } = state.run;
+    if (!changed("top", state.run.id, state.run.state, speech.language)) return;
     const live = source.kind === "live";
     const kind = live ? state.run.state : source.kind;
     badge.className = `cfx-badge cfx-badge-${kind}`;
@@ -380,7 +393,9 @@ function confuPlayer(element, assets, host) {
     const { name: model, device, dtype } = header.target;
     const { temperature, seed, nodes, depth, top_k } = header.settings;
     const date = header.created.slice(0, 10);
-    meta.textContent = say(live ? "meta.live" : "meta.recorded", { model, device, dtype, temperature, seed, nodes, depth, top_k, date });
+    const size = nodes === "auto" ? say("meta.nodes_auto") : say("meta.nodes", { n: nodes });
+    const sparse = header.settings.contemplate < 1 ? say("meta.contemplate", { share: layout.percent(header.settings.contemplate) }) : "";
+    meta.textContent = say(live ? "meta.live" : "meta.recorded", { model, device, dtype, temperature, seed, size, depth, top_k, date }) + sparse;
   }
 
   function drawTransport() {
@@ -395,10 +410,12 @@ function confuPlayer(element, assets, host) {
       return say("transport.gain", { method: stage.name(lane), n: record ? record.tokens.length : 0 });
     });
     const place = say(text ? "transport.at_token" : "transport.at_round", { at: text ? at + 1 : at, end: text ? end + 1 : end });
-    controls.count.textContent = place;
+    if (controls.count.textContent !== place) controls.count.textContent = place;
     controls.slider.setAttribute("aria-valuetext", `${place}: ${gains.join(", ")}`);
-    controls.play.replaceChildren(icon(clock.playing ? "pause" : "play"));
-    label(controls.play, say(clock.playing ? "transport.pause" : "transport.play"));
+    if (changed("play", clock.playing, speech.language)) {
+      controls.play.replaceChildren(icon(clock.playing ? "pause" : "play"));
+      label(controls.play, say(clock.playing ? "transport.pause" : "transport.play"));
+    }
     controls.live.hidden = state.run.state !== "running";
     controls.live.setAttribute("aria-pressed", String(view.follow));
   }
@@ -408,6 +425,8 @@ function confuPlayer(element, assets, host) {
       const record = state.recordOf(lane);
       return record && record.tree.token_ids.length > 1;
     });
+    const { on, guess, right, asked } = view.predict;
+    if (!changed("phases", state.run.id, usable, view.phase, speech.language, on, guess, right, asked)) return;
     parts.phases.classList.toggle("cfx-muted", !usable);
     parts.phases.firstChild.setAttribute("aria-label", say("phase.label"));
     controls.phases.forEach((node, i) => {
@@ -431,7 +450,8 @@ function confuPlayer(element, assets, host) {
     return `${say(key, { guessed: wanted.length, agreed, accepted: record.path.length })} ${score}`;
   }
 
-  function drawPanels() {
+  /** Make the panels of a new run, show those that are asked for, and give them. */
+  function arrangePanels() {
     const lanes = state.panelLanes();
     if (Object.keys(panels).length !== lanes.length) {
       panels = Object.fromEntries(lanes.map((lane) => [lane.name, confuPanel.create(stage, lane)]));
@@ -447,10 +467,22 @@ function confuPlayer(element, assets, host) {
     for (const node of parts.panels.querySelectorAll(".cfx-tab")) {
       node.setAttribute("aria-pressed", String(shown.includes(node.dataset.lane)));
     }
-    for (const lane of lanes) {
-      const panel = panels[lane.name];
-      panel.box.hidden = !shown.includes(lane.name);
-      if (!panel.box.hidden) panel.draw(narrow);
+    for (const lane of lanes) panels[lane.name].box.hidden = !shown.includes(lane.name);
+    return shown.map((name) => panels[name]);
+  }
+
+  /** Trees and the future token. While a run streams, one picture a frame and each in its turn, so
+   * that no frame holds up the page. */
+  function drawPictures(onShow) {
+    const narrow = width < NARROW;
+    const pictures = [...onShow.map((panel) => () => panel.draw(narrow)), future.draw];
+    const streaming = state.run.state === "running" && view.follow;
+    for (let i = 0; i < pictures.length; i++) {
+      const at = (turn + i) % pictures.length;
+      if (!pictures[at]() || !streaming) continue;
+      turn = at + 1;
+      invalidate();
+      return;
     }
   }
 
@@ -472,7 +504,9 @@ function confuPlayer(element, assets, host) {
       parts.plain.replaceChildren(parts.plain.firstChild, controls.plain.box);
     }
     const record = state.recordOf(lane);
-    parts.plain.firstChild.replaceChildren(sign("plain"), el("b", { text: stage.name(lane) }), ` ${say("plain.summary", { n: record ? record.index : 0 })}`);
+    if (changed("plain", state.run.id, speech.language, record && record.index)) {
+      parts.plain.firstChild.replaceChildren(sign("plain"), el("b", { text: stage.name(lane) }), ` ${say("plain.summary", { n: record ? record.index : 0 })}`);
+    }
     if (parts.plain.open && record) controls.plain.draw(record.index, 4);
   }
 
@@ -514,7 +548,7 @@ function confuPlayer(element, assets, host) {
 
   function tourStage() {
     return {
-      root, say, cards: assets.tour,
+      root, say, state, cards: assets.tour,
       spot: (selector) => { spot = selector; draw(); },
       show: (round, phase) => {
         if (!state.run) return;
@@ -540,8 +574,11 @@ function confuPlayer(element, assets, host) {
     event.preventDefault();
     openFile(event.dataTransfer.files[0]);
   });
+  // What unfolds over other parts closes at a click elsewhere.
   document.addEventListener("click", (event) => {
-    if (controls.menu.open && !controls.menu.contains(event.target)) controls.menu.open = false;
+    for (const open of root.querySelectorAll(".cfx-menu[open], .cfx-ask[open]")) {
+      if (!open.contains(event.target)) open.open = false;
+    }
   });
   width = root.clientWidth;
   new ResizeObserver(() => {

@@ -1,85 +1,131 @@
 // The race: one row of bars per lane, its figures, and whether all wrote the same text.
 
-const confuRace = (({ el, svg, sign, sentence }, layout) => {
+const confuRace = (({ el, svg, sign, sentence, memory }, layout) => {
   const NEAR_TIE = 0.05; // logits: below this, rounding may decide
 
   function create(stage, box, verdict) {
     const { state } = stage;
-    let rows = {}; // lane -> {node, key}: a row is painted anew only if it changed
-    let headed = "";
+    const changed = memory();
+    let rows = {}; // lane -> the row's parts; a streamed round adds one bar to one row
 
     function draw() {
       const { run, view } = state;
+      if (changed("rows", run.id, view.align, stage.speech.language)) build();
+      const scale = scaleOf(run);
+      for (const lane of run.lanes) drawRow(lane, rows[lane.name], scale);
+      drawVerdict();
+    }
+
+    function build() {
+      const about = { tau: "tau", passes: "pass", rows: "rows" };
+      const heads = ["tau", "passes", "rows", "seconds"].map((name) =>
+        el("span", {}, stage.say(`race.${name}`), about[name] && stage.ask(about[name])));
+      box.replaceChildren(el("div", { class: "cfx-race-head" },
+        el("span"), el("span", { text: stage.say(`race.axis_${state.view.align}`) }), ...heads));
+      rows = Object.fromEntries(state.run.lanes.map((lane) => [lane.name, buildRow(lane)]));
+      box.append(...Object.values(rows).map((row) => row.node));
+    }
+
+    /** In which units bars stand. While a run goes on, the length that was asked for sets the width
+     * before any lane is done, so that bars only ever add up. */
+    function scaleOf(run) {
       const scale = layout.timelineScale(run.lanes);
       if (run.state === "running") {
-        // The asked length sets the width before any lane is done, so that bars only ever add up.
         const asked = run.header.settings.max_new_tokens;
         scale.rounds = Math.max(scale.rounds, run.lanes.some((lane) => !state.isTree(lane)) ? asked : asked / 2);
         scale.tokens = Math.max(scale.tokens, asked);
       }
-      const common = JSON.stringify([run.id, view.align, stage.speech.language]);
-      if (common !== headed) {
-        headed = common;
-        rows = {};
-        const heads = ["tau", "passes", "seconds"].map((name) => el("span", { text: stage.say(`race.${name}`) }));
-        box.replaceChildren(el("div", { class: "cfx-race-head", "aria-hidden": "true" },
-          el("span"), el("span", { text: stage.say(`race.axis_${view.align}`) }), ...heads));
-      }
-      for (const lane of run.lanes) drawRow(lane, scale);
-      drawVerdict();
+      const widths = { round: scale.rounds, text: scale.tokens, time: scale.seconds };
+      return { ...scale, key: [widths[state.view.align], scale.tallest] };
     }
 
-    function drawRow(lane, scale) {
-      const key = JSON.stringify([lane.rounds.length, state.current(lane), lane.error, scale]);
-      const old = rows[lane.name];
-      if (old && old.key === key) return;
-      const node = row(lane, scale);
-      if (old) old.node.replaceWith(node);
-      else box.append(node);
-      rows[lane.name] = { node, key };
-    }
-
-    function row(lane, scale) {
-      const lead = state.run.lanes[0];
-      const figures = layout.speedOf(lane.rounds);
-      const node = el("div", { class: `cfx-race-row cfx-m-${stage.look(lane)}`, "data-lane": lane.name },
-        el("span", { class: "cfx-name" }, sign(stage.look(lane)), el("b", { text: stage.name(lane) })),
-        strip(lane, scale, lane === lead ? null : layout.firstDifference(lead, lane)),
-        el("span", { class: "cfx-figure cfx-tau", text: figures.passes ? figures.tau.toFixed(2) : "–" }),
-        el("span", { class: "cfx-figure", text: String(figures.passes) }),
-        el("span", { class: "cfx-figure", text: `${figures.seconds.toFixed(figures.seconds < 10 ? 2 : 1)} s` }),
-        el("span", { class: "cfx-spoken", text: stage.say("race.spoken", { tau: figures.tau.toFixed(2), passes: figures.passes, tokens: figures.tokens, seconds: figures.seconds.toFixed(2) }) }));
-      if (lane.error) node.append(el("p", { class: "cfx-lane-error", text: lane.error }));
-      return node;
-    }
-
-    function strip(lane, scale, difference) {
-      const begins = layout.starts(lane.rounds);
-      const shown = state.current(lane);
-      const canvas = svg("svg", { viewBox: "0 0 1000 36", preserveAspectRatio: "none", class: "cfx-bars", "aria-hidden": "true" });
-      layout.bars(lane.rounds, state.view.align, scale).forEach((bar, index) => {
-        const height = Math.max(3, 32 * bar.height);
-        const inset = Math.min(1.2, bar.width * 120);
-        const end = begins[index] + lane.rounds[index].tokens.length;
-        const off = difference && begins[index] <= difference.index && difference.index < end;
-        canvas.append(svg("rect", {
-            x: bar.x * 1000 + inset, y: 35 - height, width: Math.max(0.8, bar.width * 1000 - 2 * inset), height,
-            class: `cfx-bar${index === shown ? " cfx-now" : ""}${off ? " cfx-off" : ""}`, "data-round": index,
-        }));
-      });
-      // The whole height over a bar is its button.
-      canvas.addEventListener("click", (event) => {
-        const frame = canvas.getBoundingClientRect();
+    function buildRow(lane) {
+      const row = {
+        changed: memory(),
+        bars: [],
+        canvas: svg("svg", { viewBox: "0 0 1000 36", preserveAspectRatio: "none", class: "cfx-bars", "aria-hidden": "true" }),
+        tau: el("span", { class: "cfx-figure cfx-tau" }),
+        passes: el("span", { class: "cfx-figure" }),
+        width: el("span", { class: "cfx-figure cfx-rows" }),
+        seconds: el("span", { class: "cfx-figure" }),
+        spoken: el("span", { class: "cfx-spoken" }),
+        error: el("p", { class: "cfx-lane-error", hidden: true }),
+      };
+      row.node = el("div", { class: `cfx-race-row cfx-m-${stage.look(lane)}`, "data-lane": lane.name },
+        el("span", { class: "cfx-name" }, sign(stage.look(lane)), el("b", { text: stage.name(lane) }),
+          lane.head && !lane.head.trained && el("span", { class: "cfx-flag", text: stage.say("race.untrained") })),
+        row.canvas, row.tau, row.passes, row.width, row.seconds, row.spoken, row.error);
+      const roundAt = (event) => {
+        const frame = row.canvas.getBoundingClientRect();
         const at = (event.clientX - frame.left) / frame.width;
-        const bars = layout.bars(lane.rounds, state.view.align, scale);
-        const index = bars.findIndex((bar) => bar.x <= at && at < bar.x + bar.width);
-        if (index >= 0) stage.jumpTo(lane, index);
+        const bars = layout.bars(state.laneOf(lane.name).rounds, state.view.align, scaleOf(state.run));
+        return bars.findIndex((bar) => bar.x <= at && at < bar.x + bar.width);
+      };
+      // The whole height over a bar is its button.
+      row.canvas.addEventListener("click", (event) => {
+        const index = roundAt(event);
+        if (index >= 0) stage.jumpTo(state.laneOf(lane.name), index);
       });
-      return canvas;
+      row.canvas.addEventListener("pointermove", (event) => {
+        const index = roundAt(event);
+        if (index >= 0 && stage.hasMoved(event)) stage.point({ lane: lane.name, round: index, node: null });
+      });
+      row.canvas.addEventListener("pointerleave", stage.unpoint);
+      return row;
+    }
+
+    function drawRow(lane, row, scale) {
+      if (row.changed("figures", lane.rounds.length, lane.error)) {
+        const figures = layout.speedOf(lane.rounds);
+        row.tau.textContent = figures.passes ? figures.tau.toFixed(2) : "–";
+        row.passes.textContent = String(figures.passes);
+        row.width.textContent = figures.passes ? figures.rows.toFixed(figures.rows < 10 ? 1 : 0) : "–";
+        row.seconds.textContent = `${figures.seconds.toFixed(figures.seconds < 10 ? 2 : 1)} s`;
+        row.spoken.textContent = stage.say("race.spoken", {
+          tau: figures.tau.toFixed(2), passes: figures.passes, tokens: figures.tokens, seconds: figures.seconds.toFixed(2),
+        });
+        row.error.textContent = lane.error || "";
+        row.error.hidden = !lane.error;
+      }
+      const moved = row.changed("scale", scale.key);
+      if (moved || row.bars.length !== lane.rounds.length) drawBars(lane, row, scale, moved ? 0 : row.bars.length);
+      if (row.changed("marks", lane.rounds.length, state.current(lane), state.pointedRound(lane), moved)) drawMarks(lane, row);
+    }
+
+    /** Bars from round `first` on; those before it stand where they stood. */
+    function drawBars(lane, row, scale, first) {
+      const places = layout.bars(lane.rounds, state.view.align, scale);
+      for (let index = first; index < places.length; index++) {
+        const place = places[index];
+        const height = Math.max(3, 32 * place.height);
+        const inset = Math.min(1.2, place.width * 120);
+        const bar = row.bars[index] || svg("rect", { "data-round": index });
+        bar.setAttribute("x", place.x * 1000 + inset);
+        bar.setAttribute("y", 35 - height);
+        bar.setAttribute("width", Math.max(0.8, place.width * 1000 - 2 * inset));
+        bar.setAttribute("height", height);
+        if (!row.bars[index]) row.canvas.append(bar);
+        row.bars[index] = bar;
+      }
+      for (const bar of row.bars.splice(places.length)) bar.remove();
+    }
+
+    function drawMarks(lane, row) {
+      const lead = state.run.lanes[0];
+      const difference = lane === lead ? null : layout.firstDifference(lead, lane);
+      const off = difference ? layout.roundAt(lane.rounds, difference.index, "text") : -1;
+      const shown = state.current(lane);
+      const pointed = state.pointedRound(lane);
+      row.bars.forEach((bar, index) => {
+        const marks = [index === shown && " cfx-now", index === pointed && " cfx-pointed", index === off && " cfx-off"];
+        const look = `cfx-bar${marks.filter(Boolean).join("")}`;
+        if (bar.getAttribute("class") !== look) bar.setAttribute("class", look);
+      });
     }
 
     function drawVerdict() {
       const { run } = state;
+      if (!changed("verdict", run.id, run.state, stage.speech.language, run.lanes.map((lane) => lane.rounds.length))) return;
       const [lead, ...others] = run.lanes;
       const lines = [];
       for (const lane of others) {

@@ -11,7 +11,7 @@ const confuState = ((layout) => {
       follow: true, // the newest round, until the reader moves
       align: "round",
       phase: 4, // 1 draft, 2 check, 3 accept, 4 append
-      selected: null, // {lane, round, node}
+      selected: null, // {lane, round, node}; node is a number, "bonus", or null for the whole round
       pinned: false,
       shown: [], // names of the lanes on show, at most two
       solo: null,
@@ -32,7 +32,7 @@ const confuState = ((layout) => {
       if (Array.isArray(message.panels)) state.wanted = message.panels;
       if (message.kind === "reset") begin(message, "running");
       else if (message.kind === "step") return advance(message);
-      else if (message.kind === "full") replace(message);
+      else if (message.kind === "full") return replace(message);
       else if (message.kind === "language" && message.step !== undefined) {
         state.pending = message.step; // where a link wants the next run to open
         return false;
@@ -67,12 +67,16 @@ const confuState = ((layout) => {
       return false;
     }
 
+    /** The whole run; true if it is another one than that on show. */
     function replace(message) {
-      const same = state.run && state.run.id === message.run;
-      const { position, follow, selected, pinned, phase, open, shown } = view;
-      begin(message, message.state);
-      if (same) Object.assign(view, { position, follow, selected, pinned, phase, open, shown });
-      else {
+      const same = Boolean(state.run) && state.run.id === message.run;
+      if (same) {
+        // What was streamed stands already: lanes keep their identity, so nothing is built anew.
+        const { run } = state;
+        Object.assign(run, { seq: message.seq, broken: false, source: message.source, state: message.state, header: message.trace });
+        for (const lane of run.lanes) Object.assign(lane, message.trace.lanes[lane.name]);
+      } else {
+        begin(message, message.state);
         view.follow = false;
         view.position = Math.min(message.position ?? state.bestRound(), state.limit());
       }
@@ -81,6 +85,7 @@ const confuState = ((layout) => {
         view.follow = false;
         state.pending = null;
       }
+      return !same;
     }
 
     // ---- Lanes and rounds ----------------------------------------------------------------------
@@ -118,6 +123,13 @@ const confuState = ((layout) => {
       let best = 0;
       for (let index = 1; index <= state.limit(); index++) if (gain(index) > gain(best)) best = index;
       return best;
+    };
+
+    /** The node of a round whose contemplate token became the next round's future token; null if it
+     * is not known (yet). */
+    state.successor = (lane, index) => {
+      const next = lane.rounds[index + 1];
+      return next && next.future && next.future.born_round === index ? next.future.born_node : null;
     };
 
     /** Nothing of a round without a tree happens in phases. */
@@ -159,16 +171,45 @@ const confuState = ((layout) => {
       view.tab = name;
     };
 
-    /** The answer position of the selected node, if it became text; else -1. */
-    state.selectedIndex = () => {
+    // ---- What is selected, everywhere ----------------------------------------------------------
+
+    /** The answer positions [from, to) of the selection, as far as it became text; else null. */
+    state.selectedSpan = () => {
       const chosen = view.selected;
       const lane = chosen && state.laneOf(chosen.lane);
       const record = lane && lane.rounds[chosen.round];
-      if (!record) return -1;
+      if (!record) return null;
       const start = layout.starts(lane.rounds)[chosen.round];
-      if (chosen.node === "bonus") return start + record.tokens.length - 1;
+      const end = start + record.tokens.length;
+      if (chosen.node === null) return [start, end];
+      if (chosen.node === "bonus") return [end - 1, end];
       const step = record.path.indexOf(chosen.node);
-      return step >= 0 && step < record.tokens.length ? start + step : -1;
+      return step >= 0 && start + step < end ? [start + step, start + step + 1] : null;
+    };
+
+    /** The round of a lane that the selection belongs to, or that wrote the same place of the text
+     * in this lane; -1 without one. */
+    state.pointedRound = (lane) => {
+      const chosen = view.selected;
+      if (!chosen || !lane.rounds.length) return -1;
+      if (chosen.lane === lane.name) return chosen.round;
+      const span = state.selectedSpan();
+      if (!span) return -1;
+      const index = layout.roundAt(lane.rounds, span[0], "text");
+      const end = layout.starts(lane.rounds)[index] + lane.rounds[index].tokens.length;
+      return span[0] < end ? index : -1;
+    };
+
+    /** The node on show in a lane that wrote the same place of the text as the selected token of
+     * another lane: a number or "bonus"; null without one. */
+    state.twinNode = (lane) => {
+      const chosen = view.selected;
+      if (!chosen || chosen.lane === lane.name || chosen.node === null) return null;
+      const index = state.current(lane);
+      if (index < 0 || state.pointedRound(lane) !== index) return null;
+      const record = lane.rounds[index];
+      const step = state.selectedSpan()[0] - layout.starts(lane.rounds)[index];
+      return step < record.path.length ? record.path[step] : "bonus";
     };
 
     // ---- Predict, then reveal ------------------------------------------------------------------

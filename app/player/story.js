@@ -34,6 +34,14 @@ const confuStory = ((layout) => {
   const tok = (text) => ({ token: text });
   const percent = layout.percent;
 
+  /** What a round is about to do, before it is decided. */
+  function pending(speech, lane, record, phase) {
+    const rides = phase === "check" && record.contemplated.length > 0;
+    return speech.parts(`story.pending_${phase}${rides ? "_confu" : ""}`, {
+      method: speech.say(`method.${lane.method}`), n: record.tree.token_ids.length - 1, riding: record.contemplated.length,
+    });
+  }
+
   function lastOf(record) {
     return record.path.length ? record.path[record.path.length - 1] : 0;
   }
@@ -97,7 +105,10 @@ const confuStory = ((layout) => {
         ? birth.tree.texts[future.born_node]
         : birth && birth.tokens.length ? birth.tokens[0].text : null;
     if (future.born_round === 0 || text === null) return speech.parts("story.steered_prefill", {});
-    return speech.parts("story.steered", { round: future.born_round, node: tok(text) });
+    // With few contemplate tokens the nearest one stands in, a little stale.
+    const { depths } = birth.tree;
+    const stale = depths.length ? depths[lastOf(birth)] - depths[future.born_node] : 0;
+    return speech.parts(stale > 0 ? "story.steered_stale" : "story.steered", { round: future.born_round, node: tok(text), n: stale });
   }
 
   /** One sentence on why a node has its state. */
@@ -135,7 +146,7 @@ const confuStory = ((layout) => {
     });
   }
 
-  return { speaker, round, ending, steering, node, bonus, bonusOf, lastOf };
+  return { speaker, pending, round, ending, steering, node, bonus, bonusOf, lastOf };
 })(typeof confuLayout === "undefined" ? require("./layout.js") : confuLayout);
 
 if (typeof module !== "undefined") module.exports = confuStory;

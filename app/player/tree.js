@@ -22,6 +22,7 @@ const confuTree = (({ el, svg, token }, layout, story) => {
   function plan(record, options) {
     const bonus = story.bonusOf(record);
     const name = (text) => layout.visible(text, CLIP);
+    const dot = record.contemplated.length ? " " : ""; // room for the contemplate token's sign
     return layout.place(record.tree, {
       path: record.path,
       bonus: bonus && { lines: [`◆ ${name(bonus.text)}`, bonusShare(record)] },
@@ -29,7 +30,7 @@ const confuTree = (({ el, svg, token }, layout, story) => {
       open: options.open,
       keep: options.keep,
       outline: options.outline,
-      lines: (node) => [`✓ ${name(record.tree.texts[node])}`, caption(record, node, 4)],
+      lines: (node) => [`✓ ${name(record.tree.texts[node])}${dot}`, caption(record, node, 4)],
     });
   }
 
@@ -58,8 +59,9 @@ const confuTree = (({ el, svg, token }, layout, story) => {
   }
 
   /**
-   * Draw into `host` (emptied first). scene: record, phase, plan, say, id, selected (node or
-   * "bonus"), kept (Set or null: nodes of a smaller budget), guess (Set of predicted nodes).
+   * Draw into `host` (emptied first). scene: record, phase, plan, say, id, successor (the node whose
+   * contemplate token became the next future token, or null), kept (Set or null: nodes of a smaller
+   * budget), guess (Set of predicted nodes).
    */
   function paint(host, scene) {
     const { record, phase, plan: drawing } = scene;
@@ -104,7 +106,6 @@ const confuTree = (({ el, svg, token }, layout, story) => {
     const { outline } = scene.plan;
     const name = box.kind === "node" ? box.node : box.kind;
     const classes = ["cfx-node", `cfx-is-${state.replace(" ", "-")}`];
-    if (scene.selected === name) classes.push("cfx-selected");
     if (scene.kept && box.kind === "node" && !scene.kept.has(box.node)) classes.push("cfx-cut");
     if (scene.guess && box.kind === "node" && scene.guess.has(box.node)) classes.push("cfx-guess");
     const group = svg("g", {
@@ -114,8 +115,8 @@ const confuTree = (({ el, svg, token }, layout, story) => {
       id: `${scene.id}-${box.kind === "fold" ? `fold${box.node}` : name}`,
       role: "treeitem",
       "aria-level": box.depth + 1,
-      "aria-selected": scene.selected === name ? "true" : "false",
-      "aria-label": spoken(box, record, phase, say),
+      "aria-selected": "false",
+      "aria-label": spoken(box, scene),
       style: `--depth:${box.depth}`,
     });
     const frame = { x: box.x, y: box.y, width: box.width, height: box.height, rx: box.kind === "fold" ? 7 : 10 };
@@ -135,11 +136,41 @@ const confuTree = (({ el, svg, token }, layout, story) => {
       const sign = box.node === 0 ? "◆" : SIGNS[state];
       const first = [["sign", `${sign} `], ...tokenParts(tree.texts[box.node])];
       group.append(label(box, first, caption(record, box.node, phase), outline));
+      const carried = contemplation(record, box.node, phase, scene.successor);
+      if (carried) {
+        const dot = { cx: box.x + box.width - 6, cy: box.y + 6.5, r: 3 };
+        group.append(svg("circle", { ...dot, class: `cfx-dot cfx-dot-${carried}` }));
+      }
     }
     return group;
   }
 
-  function spoken(box, record, phase, say) {
+  /** What a node's contemplate token came to: "source" (of the next future token), "carried", or
+   * null if it carried none. Contemplate tokens ride in the target's pass: before it there is none. */
+  function contemplation(record, node, phase, successor) {
+    if (phase < 2 || !record.contemplated.includes(node)) return null;
+    return phase >= 3 && node === successor ? "source" : "carried";
+  }
+
+  /** Mark the selected node and its twin (numbers, "bonus" or null) in the picture as it stands. */
+  function mark(host, id, selected, twin) {
+    for (const old of host.querySelectorAll(".cfx-node.cfx-selected, .cfx-node.cfx-twin")) {
+      old.classList.remove("cfx-selected", "cfx-twin");
+      old.setAttribute("aria-selected", "false");
+    }
+    const find = (node) => (node === null ? null : host.querySelector(`#${id}-${node}`));
+    const chosen = find(selected);
+    if (chosen) {
+      chosen.classList.add("cfx-selected");
+      chosen.setAttribute("aria-selected", "true");
+      host.setAttribute("aria-activedescendant", chosen.id);
+    } else host.removeAttribute("aria-activedescendant");
+    const other = find(twin);
+    if (other) other.classList.add("cfx-twin");
+  }
+
+  function spoken(box, scene) {
+    const { record, phase, say } = scene;
     if (box.kind === "fold") return say("tree.unfold", { n: box.count });
     if (box.kind === "bonus") {
       return say("tree.spoken_bonus", {
@@ -148,18 +179,26 @@ const confuTree = (({ el, svg, token }, layout, story) => {
       });
     }
     if (box.node === 0) return say("tree.spoken_root", { token: layout.visible(record.tree.texts[0], 60) });
-    return say("tree.spoken", {
+    const carried = contemplation(record, box.node, phase, scene.successor);
+    const words = say("tree.spoken", {
       token: layout.visible(record.tree.texts[box.node], 60),
       draft: layout.percent(record.tree.draft_probs[box.node]),
       target: phase < 2 ? "–" : layout.percent(record.tree.target_probs[box.node]),
       state: say(`state.${shownState(record, box.node, phase).replace(" ", "_")}`),
     });
+    return carried ? `${words}, ${say(`contemplate.${carried}`)}` : words;
   }
 
   /** The tree as a table: the same data for readers who do not see it. */
-  function table(record, phase, say) {
+  function table(record, phase, say, successor) {
     const tree = record.tree;
     const head = ["node", "depth", "parent", "token", "draft", "score", "target", "state"];
+    const contemplates = record.contemplated.length > 0;
+    const about = (node) => {
+      const carried = contemplation(record, node, phase, successor);
+      return contemplates && el("td", { text: carried ? say(`contemplate.${carried}`) : "–" });
+    };
+    if (contemplates) head.push("contemplate");
     const rows = tree.token_ids.map((_, node) =>
       el(
         "tr",
@@ -172,6 +211,7 @@ const confuTree = (({ el, svg, token }, layout, story) => {
         el("td", { text: tree.scores[node].toFixed(2) }),
         el("td", { text: node === 0 || phase < 2 ? "–" : layout.percent(tree.target_probs[node]) }),
         el("td", { text: say(`state.${shownState(record, node, phase).replace(" ", "_")}`) }),
+        about(node),
       ),
     );
     const own = phase >= 3 && story.bonusOf(record);
@@ -188,6 +228,7 @@ const confuTree = (({ el, svg, token }, layout, story) => {
           el("td", { text: "–" }),
           el("td", { text: bonusShare(record) || "–" }),
           el("td", { text: say("state.target") }),
+          contemplates && el("td", { text: "–" }),
         ),
       );
     }
@@ -199,5 +240,5 @@ const confuTree = (({ el, svg, token }, layout, story) => {
     );
   }
 
-  return { paint, plan, table, shownState, bonusShare };
+  return { paint, mark, plan, table, shownState, bonusShare, contemplation };
 })(confuDom, confuLayout, confuStory);

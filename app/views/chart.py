@@ -6,11 +6,29 @@ import plotly.graph_objects as go
 
 from app.text import say
 from app.views.marks import visible
-from confu_core.trace import Lane
+from confu_core.trace import Lane, Trace
 
-COLOURS = {"plain": "#6B7280", "eagle3": "#CC79A7", "confu": "#009E73", "changed": "#D55E00"}
-SYMBOLS = {"plain": "triangle-up", "eagle3": "circle", "confu": "square", "changed": "diamond"}
-DASHES = {"plain": "dot", "eagle3": "dash", "confu": "solid", "changed": "dashdot"}
+COLOURS = {
+    "plain": "#6B7280",
+    "eagle3": "#CC79A7",
+    "confu": "#009E73",
+    "confu-plus": "#8040C0",
+    "changed": "#D55E00",
+}
+SYMBOLS = {
+    "plain": "triangle-up",
+    "eagle3": "circle",
+    "confu": "square",
+    "confu-plus": "hexagon",
+    "changed": "diamond",
+}
+DASHES = {
+    "plain": "dot",
+    "eagle3": "dash",
+    "confu": "solid",
+    "confu-plus": "longdash",
+    "changed": "dashdot",
+}
 
 
 def look(lane: Lane) -> str:
@@ -29,6 +47,12 @@ def lane_name(lane: Lane, language: str) -> str:
     key = f"change.{lane.intervention.change.replace(' ', '_')}"
     what = say(language, key, expert=f"E{(lane.intervention.expert or 0) + 1}")
     return say(language, "method.changed", method=method, what=what)
+
+
+def link(trace: Trace, name: str, rounds: list[int | None]) -> dict[str, object]:
+    """What a chart's trace tells the player (`player/charts.js`) in its `meta`: whose rounds its
+    columns or points are, in order; None for a point that is no round."""
+    return {"run": trace.created, "lane": name, "rounds": rounds}
 
 
 @dataclass(frozen=True)

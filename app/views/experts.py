@@ -3,7 +3,7 @@
 from collections import Counter
 
 from app.text import say
-from app.views.chart import Chart, figure
+from app.views.chart import Chart, figure, link
 from app.views.marks import safe, table, visible
 from app.views.reference import Reference
 from confu_core.trace import Lane, RoundRecord, Trace
@@ -11,13 +11,13 @@ from confu_core.trace import Lane, RoundRecord, Trace
 ROUTERS = ("contemplate", "future")
 LONG = 2  # accepted tokens that make an acceptance "long" in the sentence
 
-# White to the palette's blue, so that the number in the cell stays readable.
-# What both heatmaps share: weights from 0 to 1 in one blue hue, a number in the cell.
+# What both heatmaps share: weights from 0 to 1, from white to the palette's light blue, so that the
+# dark numbers stay readable in every cell.
 _HEATMAP = {
     "textfont": {"size": 10},
     "zmin": 0,
     "zmax": 1,
-    "colorscale": [[0.0, "#F4F8FB"], [0.5, "#8CC3E6"], [1.0, "#0072B2"]],
+    "colorscale": [[0.0, "#F4F8FB"], [1.0, "#56B4E9"]],
     "xgap": 1,
     "ygap": 1,
     "hovertemplate": "%{y}, %{x}: %{z:.2f}<extra></extra>",
@@ -26,10 +26,10 @@ _HEATMAP = {
 
 def chart(trace: Trace, router: str, language: str) -> Chart:
     """One router's heatmap: experts by rounds, the gained text beneath."""
-    lane = next((lane for lane in trace.lanes.values() if _rounds(lane, router)), None)
-    if lane is None:
+    name = next((name for name, lane in trace.lanes.items() if _rounds(lane, router)), None)
+    if name is None:
         return Chart(None, say(language, f"experts.none_{router}"))
-    rounds = _rounds(lane, router)
+    rounds = _rounds(trace.lanes[name], router)
     count = len(_weights(rounds[0], router))
     columns = [_weights(record, router) for record in rounds]
     drawing = figure(
@@ -55,6 +55,7 @@ def chart(trace: Trace, router: str, language: str) -> Chart:
         text=[[_cell(column[expert]) for column in columns] for expert in range(count)],
         texttemplate="%{text}" if len(rounds) <= 32 else None,
         showscale=len(rounds) > 32,
+        meta=link(trace, name, [record.index for record in rounds]),
         **_HEATMAP,
     )
     return Chart(

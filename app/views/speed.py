@@ -3,7 +3,7 @@
 from statistics import mean, median
 
 from app.text import say
-from app.views.chart import COLOURS, DASHES, SYMBOLS, Chart, figure, lane_name, look
+from app.views.chart import COLOURS, DASHES, SYMBOLS, Chart, figure, lane_name, link, look
 from app.views.marks import table
 from confu_core.trace import Lane, Trace
 
@@ -14,7 +14,8 @@ _PHASE_PATTERNS = {"draft": "/", "verify": "", "rest": "."}
 
 def race(trace: Trace, language: str) -> Chart:
     """Tokens written over each lane's own compute time: one shared axis, one block per pass."""
-    lanes = [lane for lane in trace.lanes.values() if lane.rounds]
+    named = {name: lane for name, lane in trace.lanes.items() if lane.rounds}
+    lanes = list(named.values())
     if not lanes:
         return Chart(None, say(language, "speed.none"))
     drawing = figure(
@@ -23,7 +24,7 @@ def race(trace: Trace, language: str) -> Chart:
         yaxis={"title": {"text": say(language, "speed.axis_tokens")}, "rangemode": "tozero"},
         legend={"orientation": "h", "y": 1.12},
     )
-    for lane in lanes:
+    for name, lane in named.items():
         seconds, tokens, spent, written = [0.0], [0], 0.0, 0
         for record in lane.rounds:
             spent += record.seconds.total
@@ -43,6 +44,7 @@ def race(trace: Trace, language: str) -> Chart:
             },
             marker={"size": 6, "symbol": SYMBOLS[look(lane)]},
             hovertemplate="%{x:.2f} s, %{y}<extra>%{fullData.name}</extra>",
+            meta=link(trace, name, [None, *(record.index for record in lane.rounds)]),
         )
     return Chart(drawing, _race_sentence(trace, lanes, language), _race_table(lanes, language))
 

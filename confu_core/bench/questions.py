@@ -9,6 +9,9 @@ from pathlib import Path
 
 from confu_core.errors import DataError
 
+# 48 questions of our own, eight per group; Spec-Bench's file is not ours to ship.
+OWN = Path(__file__).resolve().parent / "prompts.jsonl"
+
 # Spec-Bench reports its eight MT-bench categories as one group.
 MT_BENCH = frozenset(
     {"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"}
@@ -28,9 +31,10 @@ def load_questions(path: Path) -> list[Question]:
     """Read `{"question_id", "category", "turns"}` lines.
 
     Raises:
-        DataError: a line of another form, with its number.
+        DataError: a line of another form, or an id that stood before; with the line's number.
     """
     questions = []
+    known: set[str] = set()
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
@@ -43,7 +47,11 @@ def load_questions(path: Path) -> list[Question]:
             turns = tuple(row["turns"])
             if not turns or not all(isinstance(turn, str) for turn in turns):
                 raise ValueError("'turns' must be a list of strings")
-            questions.append(Question(str(row["question_id"]), group, turns))
+            question = Question(str(row["question_id"]), group, turns)
+            if question.id in known:  # rows of a result belong to a question by its id
+                raise ValueError(f"question_id {question.id} stands twice")
+            known.add(question.id)
+            questions.append(question)
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"{path}, line {number} is not a question: {error!r}.") from error
     if not questions:

@@ -28,8 +28,11 @@ def write_card(folder: Path) -> None:
         if name in held_out
     )
     usage = f"\nMean router weight of each expert on held-out text:\n\n{experts}" if experts else ""
-    reading = READING if config["kind"] == "confu" else ""
-    text = f"""# {TITLES[config["kind"]]} for {config["target"]["name"]}
+    part = config["contemplation"] or {}
+    plus = bool(part.get("adapter_rank") or part.get("read_outs"))
+    title = "ConFu+ draft head" if plus else TITLES[config["kind"]]
+    reading = (READING if part else "") + (PLUS.format(**part) if plus else "")
+    text = f"""# {title} for {config["target"]["name"]}
 
 Made by `{facts["command"]}`.
 {reading}
@@ -71,6 +74,13 @@ these choices of ours: contemplate tokens stand one position behind their node; 
 keys and values per layer; the future token also reaches the draft's input state at every step
 (gated), not only as an extra key/value entry; replication serves later starts only; routers read
 centred, standardised states.
+"""
+
+
+PLUS = """
+And with these extensions of ours, which the paper does not have: adapters of rank {adapter_rank} on
+contemplate rows (0 is none), {read_outs} read-outs of the future token mixed into the draft's own
+guesses, and an auxiliary loss for them (docs/training.md, "ConFu+").
 """
 
 

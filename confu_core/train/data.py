@@ -13,7 +13,7 @@ import torch
 from confu_core.errors import DataError
 from confu_core.prompt import chat_ids
 from confu_core.target import Target
-from confu_core.train.synth import key
+from confu_core.train.synth import key, read_lines
 
 MAX_TOKENS = 512
 
@@ -41,20 +41,23 @@ class Batch:
 def load_conversations(
     target: Target, paths: list[Path]
 ) -> tuple[list[Conversation], list[Conversation]]:
-    """Read JSON-lines files and split them: 1 request in 20 is held out, by its hash.
+    """Read JSON-lines files (`.gz` is unpacked) and split them.
+
+    1 request in 20 is held out, by its hash.
 
     Returns:
         (training, held out), each request once.
 
     Raises:
-        DataError: a line that is not `{"user": ..., "assistant": ...}`.
+        DataError: a file that cannot be read, or a line that is not
+            `{"user": ..., "assistant": ...}`.
     """
     train: list[Conversation] = []
     held_out: list[Conversation] = []
     seen: set[str] = set()
     closing = _answer_closing(target)
     for path in paths:
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        for number, line in enumerate(read_lines(path), 1):
             try:
                 row = json.loads(line)
                 user, assistant = row["user"], row["assistant"]

@@ -1,8 +1,9 @@
 """Pass A: the frozen target reads training text, without gradients.
 
 What it knows of a conversation never changes, so it can be kept. `FeatureReader` keeps taps, final
-states and the target's choices in memory (bfloat16: 8 Ht + 4 bytes a token, 4.6 KB for the default
-target). Keys and values, which only ConFu's pass B needs, are five times larger and are recomputed.
+states and the target's choices in memory (bfloat16: 8 Ht + 8 bytes a token, 4.6 KB for the default
+target) until `KEPT_BYTES` are full; what is beyond is read anew. Keys and values, which only
+ConFu's pass B needs, are five times larger and are recomputed.
 
 Sizes: B sequences, T positions, Ht target width, K key/value heads, W head width.
 """
@@ -15,6 +16,8 @@ import torch
 
 from confu_core.target import Target
 from confu_core.train.data import Batch
+
+KEPT_BYTES = 8_000_000_000  # of one reader; a large target's features would fill any GPU
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ class FeatureReader:
     def __init__(self, target: Target) -> None:
         self.target = target
         self._kept: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
+        self._bytes = 0
 
     def read(self, batch: Batch, remember: bool) -> Features:
         """Features of a batch; with `remember`, keys and values too (always computed anew).
@@ -78,11 +82,13 @@ class FeatureReader:
         if not remember and all(number in self._kept for number in batch.numbers):
             return self._assemble(batch)
         features = read_text(self.target, batch, remember)
-        if not remember:
-            for row, number in enumerate(batch.numbers):
-                length = int(batch.lengths[row])
-                columns = (features.taps, features.last, features.wanted)
-                self._kept[number] = tuple(column[row, :length].clone() for column in columns)
+        columns = (features.taps, features.last, features.wanted)
+        for row, number in enumerate(batch.numbers):
+            if remember or number in self._kept or self._bytes >= KEPT_BYTES:
+                continue
+            kept = tuple(column[row, : int(batch.lengths[row])].clone() for column in columns)
+            self._kept[number] = kept
+            self._bytes += sum(column.nbytes for column in kept)
         return features
 
     def _assemble(self, batch: Batch) -> Features:

@@ -76,6 +76,8 @@ def new_contemplation(
             target_hidden=target.hidden,
             hidden=head.shape.hidden,
             rms_eps=head.shape.rms_eps,
+            target_heads=target.heads,
+            target_intermediate=target.intermediate,
             **switches,
         )
     )

@@ -25,8 +25,10 @@ from confu_core.errors import CheckpointError
 from confu_core.heads import Contemplation, DraftHead
 from confu_core.target import Target
 from confu_core.train.data import Batch, Conversation, batches
-from confu_core.train.losses import DraftTrainee, Unrolled
+from confu_core.train.losses import DraftTrainee, Unrolled, chain_starts
 
+READ_OUT_WEIGHT = 0.3  # of the read-out's own loss (ConFu+; the paper has no auxiliary loss)
+READ_OUT_DECAY = 0.5  # each further read-out weighs half of the one before
 DEPTH_WEIGHT = 0.8  # weight of depth k in the loss is 0.8 ** k (EAGLE-3)
 
 
@@ -36,7 +38,8 @@ class TrainSettings:
 
     steps: optimiser steps. batch_tokens: padded tokens per step and process.
     unroll: train-time-test steps; the first quarter of the run uses 2.
-    contemplate_rate: for soft prompts, mixtures, gate and entry bias.
+    contemplate_rate: for soft prompts, mixtures, gate, entry bias and read-out weight.
+    adapter_rate: for the adapters of contemplate rows (ConFu+).
     anchor_every: one anchor per so many starts. replicate: anchors serve later starts too.
     """
 
@@ -45,6 +48,7 @@ class TrainSettings:
     unroll: int = 5
     rate: float = 1e-3
     contemplate_rate: float = 1e-2
+    adapter_rate: float = 3e-3
     warmup: int = 50
     clip: float = 1.0
     seed: int = 0
@@ -108,6 +112,11 @@ def train(
                 "positions_per_second": round(positions / (now - clock)),
                 "seconds": round(now - clock, 1),
             }
+            if result.read_out_losses:
+                row["read_out_losses"] = [round(x.item(), 3) for x in result.read_out_losses]
+                row["read_out_weight"] = [
+                    round(x, 3) for x in contemplation.read_out_weight.tolist()
+                ]
             clock, positions = now, 0
             _write(log, row)
             yield row
@@ -128,25 +137,35 @@ def train(
 
 
 def total_loss(result: Unrolled) -> torch.Tensor:
-    """Depth-weighted mean of the losses, so its scale does not depend on the number of steps."""
+    """Depth-weighted mean of the losses, so its scale does not depend on the number of steps; the
+    read-out's own loss comes on top."""
     weights = [DEPTH_WEIGHT**k for k in range(len(result.losses))]
-    return sum(w * loss for w, loss in zip(weights, result.losses, strict=True)) / sum(weights)
+    loss = sum(w * loss for w, loss in zip(weights, result.losses, strict=True)) / sum(weights)
+    if result.read_out_losses:
+        shares = [READ_OUT_DECAY**j for j in range(len(result.read_out_losses))]
+        told = sum(w * x for w, x in zip(shares, result.read_out_losses, strict=True)) / sum(shares)
+        loss = loss + READ_OUT_WEIGHT * told
+    return loss
 
 
 def parameter_groups(
     head: DraftHead, contemplation: Contemplation | None, settings: TrainSettings
 ) -> list[dict]:
-    """Matrices of the draft learn at `rate`; what shapes the future token at `contemplate_rate`."""
+    """Whole matrices learn at `rate`; what shapes the future token at `contemplate_rate`."""
     groups = [{"params": list(head.parameters()), "lr": settings.rate}]
     if contemplation is not None:
-        slow = set(contemplation.project.parameters()) | set(
-            contemplation.project_norm.parameters()
-        )
-        fast = [p for p in contemplation.parameters() if p not in slow]
+        # Lists, not sets: a resumed optimiser finds its state by a parameter's place.
+        slow = [contemplation.project.weight, contemplation.project_norm.weight]
+        adapting = list(contemplation.adapters.parameters()) if contemplation.adapters else []
+        slow += [contemplation.turns] if contemplation.shape.read_outs else []
+        others = {id(parameter) for parameter in slow + adapting}
+        fast = [p for p in contemplation.parameters() if id(p) not in others]
         groups += [
-            {"params": list(slow), "lr": settings.rate},
+            {"params": slow, "lr": settings.rate},
             {"params": fast, "lr": settings.contemplate_rate},
         ]
+        if adapting:
+            groups.append({"params": adapting, "lr": settings.adapter_rate})
     return groups
 
 
@@ -188,12 +207,14 @@ def evaluate(
     Returns:
         n starts; `top1`, `top8`: share of starts where the draft's best / best 8 hold the token
         that followed, per depth; `loss` per depth; `tau_chain`, `tau_top8`: 1 + the sum over
-        depths of the share of chains agreeing up to there; router usage if there are routers.
+        depths of the share of chains agreeing up to there. With contemplation, per mixture, the
+        mean weight of each expert, the same by task group, and the entropy of the mean in bits.
     """
     was_training = trainee.training
     trainee.eval()
     dice = random.Random(0)
-    top1, top8, losses, usage = [], [], [], []
+    top1, top8, losses = [], [], []
+    weights: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
     for batch in batches(held_out, 4096, seed=None):
         if accelerator is not None:
             with accelerator.autocast():
@@ -204,7 +225,10 @@ def evaluate(
         top8.append(torch.stack(result.top8))
         losses.append(torch.stack(result.losses))
         if result.router_weights is not None:
-            usage.append([w.reshape(-1, w.shape[-1]).mean(0) for w in result.router_weights])
+            counts = chain_starts(batch.answer)[1].sum(1).tolist()  # anchors of each row
+            for row, (number, count) in enumerate(zip(batch.numbers, counts, strict=True)):
+                rows = tuple(w[row, :count].float().cpu() for w in result.router_weights)
+                weights.setdefault(held_out[number].kind, []).append(rows)
     trainee.train(was_training)
     hits1, hits8 = torch.cat(top1, dim=1).float(), torch.cat(top8, dim=1).float()
 
@@ -219,10 +243,15 @@ def evaluate(
         "tau_chain": round(1 + float(hits1.cumprod(0).mean(1).sum()), 4),
         "tau_top8": round(1 + float(hits8.cumprod(0).mean(1).sum()), 4),
     }
-    if usage:
-        names = ("contemplate_experts", "future_experts")
-        for name, weights in zip(names, zip(*usage, strict=True), strict=True):
-            report[name] = rounded(torch.stack(weights).mean(0), 3)
+    for index, name in enumerate(("contemplate_experts", "future_experts")):
+        groups = {kind: torch.cat([r[index] for r in rows]) for kind, rows in weights.items()}
+        if groups:
+            mean = torch.cat(list(groups.values())).mean(0)
+            report[name] = rounded(mean, 3)
+            report[f"{name}_by_group"] = {k: rounded(groups[k].mean(0), 3) for k in sorted(groups)}
+            report[f"{name}_entropy"] = round(
+                float(torch.special.entr(mean).sum()) / math.log(2), 2
+            )
     return report
 
 

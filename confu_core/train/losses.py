@@ -63,13 +63,18 @@ def chain_starts(answer: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 class FutureRows:
     """Future tokens spread over the starts that they serve.
 
-    feature: (B, M, H) fused contemplate features; keys, values: (B, K, M, W) of f's entry, or None;
-    present: (B, M); router_weights: of both mixtures over the anchors, (B, A, E), for statistics.
+    feature: (B, M, H) fused contemplate features; entry: keys and values (B, K, M, W) of f's entry,
+    or None; present: (B, M); age: (B, M) how many tokens the start is behind its anchor;
+    read_states: (B, A, R, H) of the anchors, or None; anchor_of: (B, M) index into A;
+    router_weights: of both mixtures over the anchors, (B, A, E), for statistics.
     """
 
     feature: torch.Tensor
     entry: tuple[torch.Tensor, torch.Tensor] | None
     present: torch.Tensor
+    age: torch.Tensor
+    read_states: torch.Tensor | None
+    anchor_of: torch.Tensor
     router_weights: tuple[torch.Tensor, torch.Tensor]
 
 
@@ -84,6 +89,7 @@ class Unrolled:
 
     losses: soft cross-entropy against the target, mean over what was supervised.
     counts: how many starts were supervised at each depth.
+    read_out_losses: the same for the future tokens' own read-outs (ConFu+ only, not the paper's).
     top1, top8: (n,) booleans per depth on the starts whose chain is long enough to be judged at
         every depth: whether the draft's best / best 8 hold the token that followed.
     """
@@ -93,6 +99,7 @@ class Unrolled:
     top1: list[torch.Tensor]
     top8: list[torch.Tensor]
     router_weights: tuple[torch.Tensor, torch.Tensor] | None
+    read_out_losses: list[torch.Tensor]
 
 
 class DraftTrainee(nn.Module):
@@ -155,6 +162,7 @@ class DraftTrainee(nn.Module):
         state = gather_rows(fused, starts)  # (B, M, H)
         own: list[tuple[torch.Tensor, torch.Tensor]] = []
         losses, counts, top1, top8 = [], [], [], []
+        read_out_losses = []
         width = ids.shape[1]
         # Judge only chains that reach the last depth, so every depth has the same n.
         judged = valid & gather_at(answer, starts + 1 + steps)
@@ -167,18 +175,20 @@ class DraftTrainee(nn.Module):
             supervised = valid & gather_at(answer, label + 1)
             wanted = features.wanted.gather(1, label_in)
             supervised &= self.known[wanted.clamp(min=0)] & (wanted >= 0)
-            draft_logits = head.logits(state[supervised]).float()  # (n, D)
             rows = row_of.gather(1, label_in)[supervised]
+            draft_logits, read_out, told = self._logits(state, supervised, k, future)
             losses.append(_cross_entropy(draft_logits, label_probs[rows]))
+            if read_out is not None:
+                read_out_losses.append(_cross_entropy(read_out, label_probs[rows[told]]))
             counts.append(int(supervised.sum()))
             if not self.training:
                 followed = ids.gather(1, (label + 1).clamp(max=width - 1))[judged]
-                best = head.logits(state[judged]).topk(8, dim=-1).indices
+                best = self._logits(state, judged, k, future)[0].topk(8, dim=-1).indices
                 hits = self.vocabulary[best] == followed.unsqueeze(-1)
                 top1.append(hits[:, 0])
                 top8.append(hits.any(-1))
         weights = future.router_weights if future else None
-        return Unrolled(losses, counts, top1, top8, weights)
+        return Unrolled(losses, counts, top1, top8, weights, read_out_losses)
 
     def futures_of(self, batch: Batch, anchors: Anchors, starts: torch.Tensor) -> FutureRows:
         """The future tokens of given anchors, without any draft step."""
@@ -186,9 +196,32 @@ class DraftTrainee(nn.Module):
         fused = self.head.fuse(features.taps.to(self.head.fc.weight.dtype))
         return self._futures(features, fused, anchors, starts)
 
+    def _logits(
+        self, state: torch.Tensor, chosen: torch.Tensor, k: int, future: FutureRows | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Step k's logits at chosen (B, M) chains, f's read-outs mixed in where they reach.
+
+        Returns:
+            (n, D) logits; the read-outs' own (m, D) and (n,) where they reach, or None twice.
+        """
+        logits = self.head.logits(state[chosen])
+        if future is None or future.read_states is None:
+            return logits, None, None
+        # An f that is `age` tokens old has named `age` tokens that the chain has already read.
+        number = future.age[chosen] + k
+        told = future.present[chosen] & (number < future.read_states.shape[2])
+        if not told.any():
+            return logits, None, None
+        sequence = chosen.nonzero()[:, 0][told]
+        number = number[told]
+        states = future.read_states[sequence, future.anchor_of[chosen][told], number]
+        own = self.head.lm_head(states)  # (m, D)
+        weight = self.contemplation.read_out_weight[number].to(own.dtype).unsqueeze(-1)
+        return logits.index_add(0, told.nonzero().squeeze(-1), weight * own), own, told
+
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """The target's own embedding, in the draft's precision."""
-        return self.target.embed(ids).to(self.head.fc.weight.dtype)
+        """Token embeddings as in decoding, in the draft's precision."""
+        return self.head.embed(self.target, ids).to(self.head.fc.weight.dtype)
 
     @torch.no_grad()
     def _labels(
@@ -224,18 +257,22 @@ class DraftTrainee(nn.Module):
             positions + 1,
             may_attend,
             AnchorMemory(features, part),
+            part.adapters,
         )
         feature = head.fuse(rows.taps.to(fused.dtype))  # (B, A, H)
         slot, future_weights = part.future(gather_rows(fused, positions))  # (B, A, H)
         present = anchors.of_start.to(target.device) >= 0
         index = anchors.of_start.to(target.device).clamp(min=0)
         feature, slot = gather_rows(feature, index), gather_rows(slot, index)  # (B, M, H)
+        starts = starts.to(target.device)
+        age = starts - positions.gather(1, index)
+        read_states = part.read_states(rows.last.to(fused.dtype)) if part.shape.read_outs else None
         entry = None
         if part.shape.future_entry:
-            starts = starts.to(target.device)
             # f's entry stands at the position of the chain's first entry, as the root's does.
             entry = head.keys_values(head.attention_input(slot, feature), *head.rotary(starts))
-        return FutureRows(feature, entry, present, (contemplate_weights, future_weights))
+        weights = (contemplate_weights, future_weights)
+        return FutureRows(feature, entry, present, age, read_states, index, weights)
 
     def _step(
         self,
@@ -262,11 +299,39 @@ class DraftTrainee(nn.Module):
         return head.finish(state, mixed)
 
 
+class SoftCrossEntropy(torch.autograd.Function):
+    """Mean over rows of -sum(p log softmax(z)), with its gradient made on the way.
+
+    Logits and targets over the draft vocabulary are the largest tensors of a step; writing the
+    gradient softmax(z) - p at once saves half of the trips through memory.
+    """
+
+    @staticmethod
+    def forward(ctx, logits: torch.Tensor, probs: torch.Tensor) -> torch.Tensor:
+        """logits, probs: (n, D) in any precision, each row of probs summing to 1 -> () float32."""
+        z = logits.float()
+        if z is logits:  # never write into what the caller still holds
+            z = z.clone()
+        z -= z.amax(-1, keepdim=True)
+        p = probs.float()
+        loss = -torch.linalg.vecdot(z, p).mean()
+        total = z.exp_().sum(-1, keepdim=True)
+        loss += total.log().mean()
+        gradient = z.div_(total).sub_(p).div_(len(z))
+        ctx.save_for_backward(gradient.to(logits.dtype))
+        return loss
+
+    @staticmethod
+    def backward(ctx, upstream: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (gradient,) = ctx.saved_tensors
+        return gradient * upstream, None
+
+
 def _cross_entropy(draft_logits: torch.Tensor, probs: torch.Tensor) -> torch.Tensor:
     """Soft cross-entropy, mean over rows; zero (with a gradient path) if there is no row."""
     if not len(probs):
         return draft_logits.sum()
-    return nn.functional.cross_entropy(draft_logits, probs.float())
+    return SoftCrossEntropy.apply(draft_logits, probs)
 
 
 def gather_at(flags: torch.Tensor, index: torch.Tensor) -> torch.Tensor:

@@ -118,6 +118,19 @@ OPENINGS: dict[str, tuple[str, ...]] = {
         "Translate from German to English: Der",
         "Translate this sentence into English: Das",
         "Translate German to English: In der",
+        "Translate German to English: Ich habe",
+        "Translate German to English: Es gibt",
+        "Translate German to English: Die Regierung",
+        "Translate German to English: Nach Angaben der",
+        "Translate German to English: Am Montag",
+        "Translate German to English: Das Unternehmen",
+        "Translate German to English: Der Präsident",
+        "Translate German to English: Viele Menschen",
+        "Translate German to English: Wir",
+        "Translate German to English: Im vergangenen Jahr",
+        "Translate German to English: Die Polizei",
+        "Translate German to English: Sie",
+        "Translate German to English: Wenn",
         "Translate French to English: Le",
         "Translate into Spanish:",
     ),
@@ -164,3 +177,30 @@ OPENINGS: dict[str, tuple[str, ...]] = {
 
 # Groups whose requests carry a passage, so the target may write a longer one.
 LONG_REQUESTS = frozenset({"summarization", "rag", "extraction"})
+
+# Requests around a passage that the target wrote earlier ({} is the passage).
+FRAMES: dict[str, tuple[str, ...]] = {
+    "summarization": (
+        "Summarize: {}",
+        "Summarize: {}",
+        "Summarize the following text:\n\n{}",
+        "Summarize in one sentence:\n\n{}",
+        "Give the main points of this text:\n\n{}",
+    ),
+    "rag": (
+        "{}\nWhat is the main point of the text?",
+        "{}\nAnswer from the text above: who or what is described?",
+        "{}\nDescribe what the text says about the most important item.",
+        "{}\nWhy does this matter?",
+        "Use the passage to answer.\n\nPassage: {}\n\nQuestion: What does the writer recommend?",
+        "Use the passage to answer.\n\nPassage: {}\n\nQuestion: How does this work?",
+    ),
+    "extraction": (
+        "Extract the key facts from this text as a list:\n\n{}",
+        "List all names and places in the following text:\n\n{}",
+        "Turn this text into a table of facts:\n\n{}",
+    ),
+}
+
+# Groups whose answers are plain prose and so can be such a passage.
+PASSAGE_KINDS = frozenset({"writing", "stem", "humanities", "advice", "free", "qa", "roleplay"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 import time
 from collections.abc import Callable
@@ -74,7 +75,8 @@ def run(target: Target, recipe: Recipe, report: Callable[[dict], None]) -> None:
             coverage(held_out, head.target_ids(torch.arange(head.shape.draft_vocab))), 4
         ),
     }
-    report(facts)
+    if is_main_process():
+        report(facts)
     began = time.perf_counter()
     for row in train(
         target,
@@ -87,6 +89,8 @@ def run(target: Target, recipe: Recipe, report: Callable[[dict], None]) -> None:
         recipe.precision,
     ):
         report(row)
+    if not is_main_process():
+        return
     # From the log, since an earlier session of this run may have found the best weights.
     log = (recipe.run / "log.jsonl").read_text(encoding="utf-8").splitlines()
     reports = [row for row in map(json.loads, log) if "held_out" in row]
@@ -102,6 +106,19 @@ def run(target: Target, recipe: Recipe, report: Callable[[dict], None]) -> None:
     if contemplation is not None:
         fit_basis(target, head, contemplation, held_out).save(recipe.save / "basis.json")
     write_card(recipe.save)
+
+
+def process_device() -> str:
+    """The device of this process under `accelerate launch`, which sets these variables: a GPU of
+    its own if there are any. "auto" for a process alone."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and torch.cuda.is_available():
+        return f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+    return "auto"
+
+
+def is_main_process() -> bool:
+    """Whether this process is the one that reports and saves."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def _modules(

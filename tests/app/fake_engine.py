@@ -14,6 +14,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 from confu_core.errors import PromptError, SettingsError
@@ -38,6 +39,7 @@ GROUPS = ("code", "lists", "stories")
 SKILL = {"eagle3": 0.62, "confu": 0.72, "changed": 0.5}
 EXPERTS = 8
 CONTEXT = 2048
+HEAD = "0" * 64  # the sha256 of all heads here
 
 STORY = (
     "Sunlight looks white, but it is a mix of all colours. When it enters the air, it meets "
@@ -99,6 +101,10 @@ class FakeEngine:
     def count_tokens(self, prompt: str) -> int:
         return len(pieces(prompt)) + 8
 
+    def method(self, name: str) -> SimpleNamespace:
+        """What the page asks of a method's parts: which head it has."""
+        return SimpleNamespace(checkpoint=SimpleNamespace(sha256=HEAD))
+
     def compare(
         self,
         prompt: str,
@@ -132,7 +138,7 @@ class FakeEngine:
         should_stop: Callable[[], bool],
         intervention: Intervention | None,
     ) -> Iterator[Event]:
-        heads = {name: Head(f"{name}-fake", "0" * 64, True) for name in METHODS[1:]}
+        heads = {name: Head(f"{name}-fake", HEAD, True) for name in METHODS[1:]}
         lanes = {name: Lane(name, heads.get(name)) for name in methods}
         if intervention:
             lanes["changed"] = Lane("confu", heads["confu"], intervention)
@@ -222,11 +228,11 @@ class _FakeLane:
                 Token(token_id(text), text, origin, self.chance.uniform(0.2, 6))
                 for text, origin in gained
             ),
-            contemplated=tuple(range(len(tree.token_ids))) if contemplates else (),
+            contemplated=self._contemplated(tree) if contemplates else (),
             contemplate_router=self._router() if contemplates else (),
             future_router=self._router() if contemplates and not prefill else (),
             future=self._future(index) if contemplates and not prefill else None,
-            target_rows=rows * (2 if contemplates else 1),
+            target_rows=rows + (len(self._contemplated(tree)) if contemplates else 0),
             draft_passes=self.settings.depth if speculative else 0,
             seconds=Seconds(
                 draft=self.chance.uniform(0.008, 0.014) if speculative else 0.0,
@@ -241,9 +247,20 @@ class _FakeLane:
         elif cancelled:
             record, self.done = replace(record, stop="cancelled"), True
         self.used += record.seconds.total
-        self.born = (index, path[-1] if path else 0)
+        self.born = (index, self._source(tree, path))
         self.rounds.append(record)
         return record
+
+    def _contemplated(self, tree: Tree) -> tuple[int, ...]:
+        """The nodes nearest to the root, the asked share of them."""
+        return tuple(range(math.ceil(self.settings.contemplate * len(tree.token_ids))))
+
+    def _source(self, tree: Tree, path: tuple[int, ...]) -> int:
+        """The last accepted node, or its nearest ancestor that carries a contemplate token."""
+        node = path[-1] if path else 0
+        while node > 0 and node not in self._contemplated(tree):
+            node = tree.parents[node]
+        return node
 
     def _router(self) -> tuple[float, ...]:
         first, second = self.chance.sample(range(EXPERTS), 2)

@@ -304,3 +304,93 @@ test("a guess counts once per round", () => {
   state.guess(state.laneOf("confu"), 3, 2);
   assert.deepStrictEqual([state.view.predict.right, state.view.predict.asked], [1, 1]);
 });
+
+// ---- One selection for everything ----------------------------------------------------------------
+
+/** EAGLE-3 wrote tokens 1 | 2 3 | 4, ConFu 1 | 2 3 4: other rounds, the same text. */
+function twoLanes() {
+  const state = states.create();
+  const tree = randomTree(4, 1);
+  tree.parents = [-1, 0, 1, 0];
+  const drafted = (index, ids, path) => ({ ...round(index, ids), tree, path });
+  const lists = {
+    eagle3: [round(0, [1]), drafted(1, [2, 3], [1]), drafted(2, [4], [])],
+    confu: [round(0, [1]), drafted(1, [2, 3, 4], [1, 2])],
+  };
+  state.receive({ run: "r", seq: 0, kind: "full", state: "finished", source: { kind: "live" }, trace: header(lists) });
+  state.moveTo(1, 4);
+  return state;
+}
+
+test("a selected token is found in the text and in the other lane", () => {
+  const state = twoLanes();
+  const [eagle3, confu] = ["eagle3", "confu"].map(state.laneOf);
+  state.view.selected = { lane: "confu", round: 1, node: 2 }; // the second accepted node: token 3
+  assert.deepStrictEqual(state.selectedSpan(), [2, 3]);
+  assert.deepStrictEqual([state.pointedRound(confu), state.pointedRound(eagle3)], [1, 1]);
+  assert.strictEqual(state.twinNode(eagle3), "bonus");
+  assert.strictEqual(state.twinNode(confu), null);
+  state.view.selected = { lane: "confu", round: 1, node: "bonus" }; // token 4: a round later there
+  assert.strictEqual(state.pointedRound(eagle3), 2);
+  assert.strictEqual(state.twinNode(eagle3), null);
+  state.view.selected = { lane: "eagle3", round: 1, node: 1 };
+  assert.strictEqual(state.twinNode(confu), 1);
+});
+
+test("a node that never became text points at its own round only", () => {
+  const state = twoLanes();
+  state.view.selected = { lane: "confu", round: 1, node: 3 };
+  assert.strictEqual(state.selectedSpan(), null);
+  assert.strictEqual(state.pointedRound(state.laneOf("confu")), 1);
+  assert.strictEqual(state.pointedRound(state.laneOf("eagle3")), -1);
+});
+
+test("a whole round is selected without a node", () => {
+  const state = twoLanes();
+  state.view.selected = { lane: "confu", round: 1, node: null };
+  assert.deepStrictEqual(state.selectedSpan(), [1, 4]);
+  assert.strictEqual(state.pointedRound(state.laneOf("eagle3")), 1);
+  assert.strictEqual(state.twinNode(state.laneOf("eagle3")), null);
+});
+
+test("full of the same run keeps the lanes themselves, so that nothing is built anew", () => {
+  const state = started();
+  state.receive(step("r", 1, "confu", round(0, [1])));
+  const lane = state.laneOf("confu");
+  const anew = state.receive({ run: "r", seq: 2, kind: "full", state: "finished", source: { kind: "live" }, trace: header({ confu: [round(0, [1]), round(1, [2])] }) });
+  assert.deepStrictEqual([anew, state.laneOf("confu") === lane, lane.rounds.length, lane.name], [false, true, 2, "confu"]);
+});
+
+test("the node whose contemplate token steers the next round", () => {
+  const state = twoLanes();
+  const lane = state.laneOf("confu");
+  assert.strictEqual(state.successor(lane, 0), null);
+  lane.rounds[1].future = { born_round: 0, born_node: 0, readings: [], point: null };
+  assert.strictEqual(state.successor(lane, 0), 0);
+  lane.rounds[1].future.born_round = 5; // of another prompt
+  assert.strictEqual(state.successor(lane, 0), null);
+});
+
+test("a future token that is a little stale says so", () => {
+  const tree = randomTree(3, 1);
+  Object.assign(tree, { parents: [-1, 0, 1], depths: [0, 1, 2] });
+  const birth = { index: 1, tree, path: [1, 2], tokens: tokens(1, 2, 3) };
+  const next = (node) => ({ future: { born_round: 1, born_node: node, readings: [] } });
+  const told = (node) => story.steering(speech, { rounds: [birth, birth] }, next(node)).map((p) => p.token ?? p).join("");
+  assert.ok(!told(2).includes("before"), told(2));
+  assert.ok(told(1).includes("one token before"), told(1));
+  assert.ok(told(0).includes("2 tokens before"), told(0));
+});
+
+test("contemplate tokens ride along in the check, and in the check alone", () => {
+  const record = { tree: randomTree(5, 1), contemplated: [0, 1, 2] };
+  const told = (phase) => story.pending(speech, { method: "confu" }, record, phase).join("");
+  assert.ok(told("check").includes("3 contemplate tokens"), told("check"));
+  assert.ok(!told("draft").includes("contemplate"), told("draft"));
+});
+
+test("a reading has eight tokens to come true", () => {
+  const list = [[1], [2, 3, 4, 5], [6, 7, 8], [9, 10]].map((ids) => ({ tokens: tokens(...ids) }));
+  assert.deepStrictEqual(layout.tokensAfter(list, 1).map((token) => token.id), [2, 3, 4, 5, 6, 7, 8, 9]);
+  assert.deepStrictEqual(layout.tokensAfter(list, 3).map((token) => token.id), [9, 10]);
+});

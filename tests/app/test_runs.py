@@ -7,7 +7,7 @@ import time
 import pytest
 from fake_engine import FakeEngine, make_trace
 
-from app.form import METHODS, intervention_of
+from app.form import CHOSEN, intervention_of
 from app.runs import Runs, RunStore
 from confu_core.errors import CheckpointError, ConFuError, SettingsError
 from confu_core.trace import Settings
@@ -26,7 +26,7 @@ def messages(frames):
 
 def test_a_run_streams_and_ends_with_everything():
     runs, engine = desk()
-    frames = list(runs.stream("me", "en", "Why?", METHODS, SHORT))
+    frames = list(runs.stream("me", "en", "Why?", CHOSEN, SHORT))
     sent = messages(frames)
     assert [m["kind"] for m in sent[:2]] == ["reset", "step"] and sent[-1]["kind"] == "full"
     assert [m["seq"] for m in sent] == list(range(len(sent)))
@@ -38,21 +38,21 @@ def test_a_run_streams_and_ends_with_everything():
 
 def test_lanes_take_turns_while_streaming():
     runs, _ = desk()
-    sent = messages(runs.stream("me", "en", "Why?", METHODS, SHORT))
+    sent = messages(runs.stream("me", "en", "Why?", CHOSEN, SHORT))
     first = [m["lane"] for m in sent if m["kind"] == "step"][:12]
-    assert set(first) == set(METHODS)
+    assert set(first) == set(CHOSEN)
 
 
 def test_two_runs_with_equal_settings_differ_in_their_messages():
     runs, _ = desk()
-    one = messages(runs.stream("me", "en", "Why?", METHODS, SHORT))
-    two = messages(runs.stream("me", "en", "Why?", METHODS, SHORT))
+    one = messages(runs.stream("me", "en", "Why?", CHOSEN, SHORT))
+    two = messages(runs.stream("me", "en", "Why?", CHOSEN, SHORT))
     assert one[0]["run"] != two[0]["run"]
 
 
 def test_stop_keeps_the_rounds_and_frees_the_engine():
     runs, engine = desk(FakeEngine(pause=0.01))
-    frames = runs.stream("me", "en", "Why?", METHODS, Settings(max_new_tokens=200))
+    frames = runs.stream("me", "en", "Why?", CHOSEN, Settings(max_new_tokens=200))
     for _ in range(12):
         next(frames)
     stopped = runs.stop("me", "en")
@@ -65,7 +65,7 @@ def test_stop_keeps_the_rounds_and_frees_the_engine():
 
 def test_closing_the_stream_frees_the_engine():
     runs, engine = desk(FakeEngine(pause=0.001))
-    frames = runs.stream("me", "en", "Why?", METHODS, SHORT)
+    frames = runs.stream("me", "en", "Why?", CHOSEN, SHORT)
     for _ in range(5):
         next(frames)
     assert engine.open_runs == 1
@@ -80,8 +80,8 @@ def test_stop_without_a_run_is_harmless():
 
 def test_visitors_do_not_see_each_other():
     runs, _ = desk()
-    list(runs.stream("a", "en", "first prompt", METHODS, SHORT))
-    list(runs.stream("b", "en", "second prompt", METHODS, SHORT))
+    list(runs.stream("a", "en", "first prompt", CHOSEN, SHORT))
+    list(runs.stream("b", "en", "second prompt", CHOSEN, SHORT))
     assert runs.trace("a").prompt == "first prompt"
     assert runs.trace("b").prompt == "second prompt"
     runs.store.drop("a")
@@ -103,7 +103,7 @@ def test_waiting_for_the_engine_shows_progress_then_runs():
         return FakeEngine()
 
     runs = Runs(slow)
-    frames = runs.stream("me", "en", "Why?", METHODS, SHORT)
+    frames = runs.stream("me", "en", "Why?", CHOSEN, SHORT)
     first = [next(frames) for _ in range(2)]
     assert "Reading weights." in first[-1].progress and first[-1].player is None
     gate.set()
@@ -113,7 +113,7 @@ def test_waiting_for_the_engine_shows_progress_then_runs():
 def test_stop_while_waiting_ends_the_run():
     gate = threading.Event()
     runs = Runs(lambda report: gate.wait(5) and FakeEngine())
-    frames = runs.stream("me", "en", "Why?", METHODS, SHORT)
+    frames = runs.stream("me", "en", "Why?", CHOSEN, SHORT)
     next(frames)
     runs.stop("me", "en")
     assert list(frames) == []
@@ -130,9 +130,9 @@ def test_a_failed_engine_says_why_and_can_be_tried_again():
         return FakeEngine()
 
     runs = Runs(flaky)
-    frames = list(runs.stream("me", "en", "Why?", METHODS, SHORT))
+    frames = list(runs.stream("me", "en", "Why?", CHOSEN, SHORT))
     assert "damaged" in frames[-1].progress and not frames[-1].running
-    assert messages(runs.stream("me", "en", "Why?", METHODS, SHORT))[-1]["kind"] == "full"
+    assert messages(runs.stream("me", "en", "Why?", CHOSEN, SHORT))[-1]["kind"] == "full"
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_a_failed_engine_says_why_and_can_be_tried_again():
 )
 def test_errors_become_sentences_and_lose_nothing(prompt, settings, word):
     runs, engine = desk()
-    frames = list(runs.stream("me", "en", prompt, METHODS, settings))
+    frames = list(runs.stream("me", "en", prompt, CHOSEN, settings))
     assert word in frames[-1].progress and "progress-error" in frames[-1].progress
     assert not frames[-1].running and frames[-1].player is None and engine.open_runs == 0
 
@@ -156,13 +156,13 @@ def test_an_unexpected_error_is_logged_and_not_shown_raw(caplog):
             raise RuntimeError("secret detail")
 
     runs, _ = desk(Broken())
-    frames = list(runs.stream("me", "en", "Why?", METHODS, SHORT))
+    frames = list(runs.stream("me", "en", "Why?", CHOSEN, SHORT))
     assert "secret" not in frames[-1].progress and "secret" in caplog.text
 
 
 def test_missing_heads_are_left_out_or_named():
     runs, _ = desk(FakeEngine(unavailable=("confu",)))
-    sent = messages(runs.stream("me", "en", "Why?", METHODS, SHORT))
+    sent = messages(runs.stream("me", "en", "Why?", CHOSEN, SHORT))
     assert list(sent[0]["trace"]["lanes"]) == ["plain", "eagle3"]
     frames = list(runs.stream("me", "en", "Why?", ["confu"], SHORT))
     assert "No checkpoint" in frames[-1].progress
@@ -172,7 +172,7 @@ def test_missing_heads_are_left_out_or_named():
 def test_the_endpoints_answer():
     runs, _ = desk()
     answer = runs.compare("Why?", SHORT)
-    assert answer["identical"] is True and set(answer["methods"]) == set(METHODS)
+    assert answer["identical"] is True and set(answer["methods"]) == set(CHOSEN)
     confu = answer["methods"]["confu"]
     assert set(confu) == {"text", "tokens", "rounds", "tau", "seconds"}
     assert confu["tokens"] == 24 and confu["tau"] == pytest.approx(23 / confu["rounds"], abs=1e-3)
@@ -205,7 +205,7 @@ def test_showing_a_recorded_trace_makes_it_the_sessions_run():
 
 def test_stop_is_quick_even_between_slow_rounds():
     runs, engine = desk(FakeEngine(pause=0.2))
-    frames = runs.stream("me", "en", "Why?", METHODS, Settings(max_new_tokens=100))
+    frames = runs.stream("me", "en", "Why?", CHOSEN, Settings(max_new_tokens=100))
     for _ in range(4):
         next(frames)
     begin = time.monotonic()
@@ -217,9 +217,9 @@ def test_stop_is_quick_even_between_slow_rounds():
 def test_an_intervention_runs_in_a_lane_of_its_own():
     runs, _ = desk()
     change = intervention_of("force future expert", 3, "")
-    sent = messages(runs.stream("me", "en", "Why?", METHODS, SHORT, change))
+    sent = messages(runs.stream("me", "en", "Why?", CHOSEN, SHORT, change))
     lanes = sent[-1]["trace"]["lanes"]
-    assert list(lanes) == [*METHODS, "changed"]
+    assert list(lanes) == [*CHOSEN, "changed"]
     assert lanes["changed"]["intervention"] == {
         "change": "force future expert",
         "expert": 2,

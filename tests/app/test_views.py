@@ -1,6 +1,7 @@
 """Views are pure: the same trace gives the same bytes, and nothing a model wrote is markup."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,7 @@ from fake_engine import HOSTILE, FakeEngine, make_trace
 
 from app.text import LANGUAGES
 from app.views import experts, futures, lesson, marks, progress, speed, wire
-from confu_core.trace import Intervention, Trace
+from confu_core.trace import Intervention, Reading, Token, Trace
 
 CHARTS = {
     "contemplate": lambda trace, language: experts.chart(trace, "contemplate", language),
@@ -49,6 +50,74 @@ def test_charts_of_an_empty_or_plain_run_say_so(trace, name):
 def test_figures_carry_plain_lists_for_the_older_plotly_in_gradio(trace):
     for draw in CHARTS.values():
         assert "bdata" not in draw(trace, "en").figure.to_json()
+
+
+@pytest.mark.parametrize("name", ["contemplate", "future", "map", "race"])
+def test_charts_tell_whose_rounds_they_show(trace, name):
+    for drawn in CHARTS[name](trace, "en").figure.data:
+        rounds = drawn.meta["rounds"]
+        lane = trace.lanes[drawn.meta["lane"]]
+        assert drawn.meta["run"] == trace.created and len(rounds) == len(drawn.x)
+        assert {r for r in rounds if r is not None} <= {record.index for record in lane.rounds}
+    points = CHARTS["map"](trace, "en").figure.data[0]
+    for round_, x in zip(points.meta["rounds"], points.x, strict=True):
+        assert trace.lanes["confu"].rounds[round_].future.point[0] == x
+
+
+def told(*texts: str) -> list[Token]:
+    return [Token(n, text, "bonus", 1.0) for n, text in enumerate(texts)]
+
+
+def test_a_word_comes_true_whatever_its_spaces_and_capitals():
+    assert futures.came_true(" Sky", told(" blue", "sky")) == 2
+    assert futures.came_true(" ", told(" ")) == 0
+    assert futures.came_true("sky", told(" blue")) == 0
+
+
+def with_words(trace: Trace, *words: str) -> Trace:
+    """The same run, but every future token of ConFu reads as these words."""
+    lane = trace.lanes["confu"]
+    readings = tuple(Reading(n, word, 0.1) for n, word in enumerate(words))
+    rounds = tuple(
+        replace(r, future=r.future and replace(r.future, readings=readings)) for r in lane.rounds
+    )
+    return replace(trace, lanes={**trace.lanes, "confu": replace(lane, rounds=rounds)})
+
+
+def test_the_map_marks_words_that_came_true(trace):
+    lane = trace.lanes["confu"]
+    coming = lane.rounds[1].tokens[0].text
+    chart = futures.chart(with_words(trace, coming, "never<b>"), "en")
+    points = chart.figure.data[0]
+    # Not by colour alone: filled and hollow symbols, a tick and a distance in the words.
+    assert points.marker.symbol[0] == "square" and "✓+1" in points.customdata[0][2]
+    assert "never" in points.customdata[0][2] and "<b>" not in points.customdata[0][2]
+    assert coming.strip() in points.customdata[0][1]
+    never = futures.chart(with_words(trace, "never"), "en")
+    assert set(never.figure.data[0].marker.symbol) == {"square-open"}
+    assert f"Of {len(points.x)} nearest words, 0 " in never.sentence and "0%" in never.sentence
+
+
+def test_the_map_tells_what_chance_would_bring(trace):
+    def shares(*words: str) -> tuple[str, str]:
+        sentence = futures.chart(with_words(trace, *words), "en").sentence
+        came = re.search(r"next 8 tokens \((\d+%)\)", sentence)[1]
+        return came, re.search(r"in (\d+%) of cases", sentence)[1]
+
+    # The same word in every round is right as often as chance; what the next token is, more often.
+    word = max((t.text for t in trace.lanes["confu"].tokens), key=str.isalpha)
+    came, chance = shares(word)
+    assert came == chance
+    lane = trace.lanes["confu"]
+    own = [
+        r.future and replace(r.future, readings=(Reading(0, r.tokens[0].text, 0.1),))
+        for r in lane.rounds
+    ]
+    rounds = tuple(replace(r, future=f) for r, f in zip(lane.rounds, own, strict=True))
+    told = futures.chart(
+        replace(trace, lanes={"confu": replace(lane, rounds=rounds)}), "en"
+    ).sentence
+    assert "(100%)" in told and "in 100% of cases" not in told
 
 
 def test_messages_rebuild_the_trace(trace):

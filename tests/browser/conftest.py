@@ -60,7 +60,7 @@ def visit(chromium, site):
         context = chromium.new_context(viewport={"width": width, "height": height}, **options)
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(30_000)
+        page.set_default_timeout(60_000)
         page.on("pageerror", lambda error: faults.append(f"page error: {error}"))
         page.on("console", lambda m: m.type == "error" and faults.append(f"console: {m.text}"))
         page.on(

@@ -7,11 +7,13 @@ from app.ui import build_demo, launch_options
 
 
 class Site:
-    """One running app: its address, its engine and its run desk."""
+    """One running app: its address, its engine and its run desk. `source` loads another engine, or
+    fails to."""
 
-    def __init__(self, pause: float = 0.02, load_recorded=None, **engine) -> None:
+    def __init__(self, pause: float = 0.02, load_recorded=None, source=None, **engine) -> None:
         self.engine = FakeEngine(pause=pause, **engine)
-        self.demo = build_demo(lambda report: self.engine, load_recorded or (lambda name: None))
+        source = source or (lambda report: self.engine)
+        self.demo = build_demo(source, load_recorded or (lambda name: None))
         _, self.url, _ = self.demo.launch(
             server_name="127.0.0.1", prevent_thread_lock=True, quiet=True, **launch_options()
         )

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
-from fake_site import run_prompt
+from busy import starvation
+from fake_site import run_prompt, wait_finished
 
 from app.ui import build_demo, launch_options
 from confu_core import assets, load_engine
 from confu_core.compare import CHECKPOINTS, DEFAULT_TARGET
+from confu_core.trace import Trace
 
 
 @pytest.fixture(scope="module")
@@ -25,10 +29,19 @@ def real_url():
     demo.close(verbose=False)
 
 
-@pytest.mark.target
-def test_a_real_run_streams_three_equal_texts_and_scrubs(visit, real_url):
-    page = visit("?tokens=24", url=real_url)
+def open_page(visit, url: str, query: str):
+    page = visit(query, url=url)
     page.set_default_timeout(120_000)
+    return page
+
+
+@pytest.mark.target
+def test_a_real_run_streams_three_equal_texts_and_can_be_explored(visit, real_url, tmp_path):
+    begin, pace = time.monotonic(), starvation()
+    page = open_page(visit, real_url, "?tokens=24")
+    # Recorded runs teach before the model is loaded.
+    page.wait_for_selector(".cfx-badge-recorded")
+    assert time.monotonic() - begin < 5 * pace
     page.locator("#model", has_text="ready").wait_for()
     page.evaluate(
         "window.states = new Set();"
@@ -37,13 +50,17 @@ def test_a_real_run_streams_three_equal_texts_and_scrubs(visit, real_url):
         ".observe(document.querySelector('.cfx'), {childList: true, subtree: true})"
     )
     run_prompt(page, "Name the days of the week.")
-    page.wait_for_selector(".cfx-badge-finished")
+    wait_finished(page)
     assert page.evaluate("window.states.size") >= 3
     assert "token for token" in page.locator(".cfx-verdict").inner_text()
     # Real trees, both routers, words and the trail of the future token.
     assert page.locator(".cfx-tree").count() == 2
     assert page.locator(".cfx-router .cfx-on").count() == 4  # two experts each
     assert page.locator(".cfx-readings li").count() == 6
+    # Moving through it asks nobody.
+    page.wait_for_timeout(1500)
+    requests = []
+    page.on("request", lambda request: requests.append(request.url))
     trail = page.locator(".cfx-map-past, .cfx-map-now")
     page.get_by_label("Decoding round").focus()
     page.keyboard.press("End")
@@ -52,3 +69,57 @@ def test_a_real_run_streams_three_equal_texts_and_scrubs(visit, real_url):
     page.keyboard.press("ArrowRight")
     page.wait_for_timeout(200)
     assert at_the_end >= 3 and trail.count() == 1
+    # A node tells the same figures in the tree and in its details, and why it was not taken.
+    node = page.locator("[data-lane=confu] .cfx-node.cfx-is-rejected").first
+    node.click()
+    page.locator(".cfx-card", has_text="Rejected").wait_for()
+    facts = page.locator(".cfx-fact dd").all_inner_texts()
+    label = node.get_attribute("aria-label")
+    assert f"draft {facts[2]}, target {facts[4]}" in label
+    # Every chart is complete and marks the round on show.
+    for name, sentence in {
+        "Experts over time": "largest weight",
+        "Map of future tokens": "nearest words",
+        "Speed": "tokens in",
+    }.items():
+        page.get_by_role("tab", name=name).click()
+        page.locator(".js-plotly-plot .main-svg:visible").first.wait_for()
+        page.locator(".cfx-over-now:visible").first.wait_for()
+        page.locator(".chart-sentence:visible", has_text=sentence).first.wait_for()
+    assert not [url for url in requests if "/queue/" in url]
+    # What is saved is what is shown.
+    page.get_by_text("Save", exact=True).click()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Trace (JSON)").click()
+    download.value.save_as(tmp_path / "trace.json")
+    trace = Trace.from_json((tmp_path / "trace.json").read_text(encoding="utf-8"))
+    assert not trace.differences()
+    shown = page.locator("[data-lane=confu] .cfx-tau").inner_text()
+    assert shown == f"{trace.lanes['confu'].tau:.2f}"
+
+
+@pytest.mark.target
+def test_two_visitors_of_the_real_model_and_a_stop(visit, real_url):
+    one = open_page(visit, real_url, "?tokens=200")
+    two = open_page(visit, real_url, "?tokens=8")
+    one.locator("#model", has_text="ready").wait_for()
+    run_prompt(one, "Tell the story of the hidden key.")
+    one.wait_for_function("document.querySelectorAll('[data-lane=confu] .cfx-bar').length > 2")
+    run_prompt(
+        two, "Say purple lantern <img src=x onerror=alert(1)> </script> \u202e مرحبا 👩‍🔬 天空."
+    )
+    pace, begin = starvation(), time.monotonic()
+    one.get_by_role("button", name="Stop", exact=True).click()
+    one.wait_for_selector(".cfx-badge-stopped")
+    assert time.monotonic() - begin < 1 + pace  # a pass under way is let finish
+    # The stop set the model free for the other visitor, who sees a literal prompt and nothing else.
+    wait_finished(two)
+    assert "<img" in two.locator(".cfx-title").inner_text()
+    assert two.locator(".cfx img").count() == 0
+    assert "hidden key" not in two.content() and "purple lantern" not in one.content()
+    # What was computed before the stop can be looked through, and a run can follow it.
+    one.get_by_role("button", name="First round").click()
+    one.get_by_role("button", name="One round forward").click()
+    one.wait_for_function("document.querySelector('.cfx-count').innerText.startsWith('Round 1 of')")
+    run_prompt(one, "And again.")
+    one.wait_for_selector(".cfx-badge-running")

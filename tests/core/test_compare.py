@@ -254,7 +254,7 @@ def test_sampled_lanes_write_the_same_text(engine, llama, prompt):
 def folders(tmp_path_factory, llama, head, part):
     """A target and two heads on disk."""
     home = tmp_path_factory.mktemp("engine")
-    llama.model.save_pretrained(home / "target")
+    fakes.tiny_model().save_pretrained(home / "target")
     llama.tokenizer.save_pretrained(home / "target")
     for name, contemplation in (("eagle3", None), ("confu", part)):
         save_checkpoint(home / name, head, contemplation, llama, {}, dtype=torch.float32)

@@ -401,6 +401,7 @@ BAD = {
     "nodes": ([0, 257, -3], "between 1 (root only) and 256"),
     "depth": ([-1, 17], "between 0 and 16"),
     "top_k": ([0, 65], "between 1 and 64"),
+    "contemplate": ([0.0, -0.25, 1.01, math.nan], "above 0 and at most 1"),
 }
 
 
@@ -433,6 +434,7 @@ def test_every_bad_setting_gives_one_sentence_with_the_range(llama, prompt, fiel
         {"depth": 16},
         {"top_k": 1},
         {"top_k": 64},
+        {"contemplate": 1e-9},
         {"seed": -(1 << 70)},
     ],
 )

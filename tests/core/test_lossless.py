@@ -80,6 +80,16 @@ def test_every_tree_shape_greedy_and_sampled(llama, prompt, head, part, wanted, 
         assert run(llama, method, prompt, settings) == wanted[sampling], sampling
 
 
+@pytest.mark.parametrize("share", [0.5, 0.25, 0.01])
+def test_every_share_of_contemplate_tokens(llama, prompt, head, part, wanted, share):
+    """Sparse contemplation changes trees, never the text; also with long accepted paths."""
+    for sampling in ("greedy", "1.0"):
+        settings = replace(SAMPLINGS[sampling], nodes=20, depth=4, top_k=4, contemplate=share)
+        often_right = fakes.half_right(prompt + wanted[sampling], llama.vocab, head=head, part=part)
+        for method in (fakes.method(head, part), often_right):
+            assert run(llama, method, prompt, settings) == wanted[sampling], sampling
+
+
 @pytest.mark.parametrize(
     ("sampling", "seed"), [("greedy", 5), ("greedy", 6), ("0.7", 6), ("top-p", 5)]
 )
@@ -93,6 +103,7 @@ def test_random_heads(llama, prompt, wanted, sampling, seed):
         fakes.tiny_contemplation(llama, head, seed, future_entry=False),
         fakes.tiny_contemplation(llama, head, seed, future_query=False),
         fakes.tiny_contemplation(llama, head, seed, soft_prompts=0),
+        fakes.tiny_contemplation(llama, head, seed, adapter_rank=3, read_outs=3),
     ]
     for part in parts:
         text = run(llama, fakes.method(head, part), prompt, SAMPLINGS[sampling])

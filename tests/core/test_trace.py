@@ -178,6 +178,10 @@ DAMAGES = [
     (("settings", "temperature"), float("nan"), "trace.settings.temperature", "finite number"),
     (("settings", "top_p"), float("inf"), "trace.settings.top_p", "finite number"),
     (("settings", "top_p"), 10**400, "trace.settings.top_p", "finite number"),
+    (("settings", "nodes"), "many", "trace.settings.nodes", "one of 'auto'"),
+    (("settings", "nodes"), None, "trace.settings.nodes", "whole number"),
+    (("settings", "nodes"), 3.5, "trace.settings.nodes", "whole number"),
+    (("settings", "contemplate"), DROP, "trace.settings.contemplate", "missing"),
     (("settings", "seed"), DROP, "trace.settings.seed", "missing"),
     (("settings", "colour"), 1, "trace.settings.colour", "not a known field"),
     (("settings",), [], "trace.settings", "object"),
@@ -253,7 +257,17 @@ def test_every_field_is_demanded(plain):
     assert checked > 50
 
 
-@pytest.mark.parametrize("schema", [0, 2, "1", None, 1.5, [1]])
+def test_a_trace_of_schema_1_is_read(plain):
+    """It knew no sparse contemplation: every node carried a contemplate token."""
+    old = copy.deepcopy(plain) | {"schema": 1}
+    del old["settings"]["contemplate"]
+    assert Trace.from_json(json.dumps(old)) == sample()
+    del old["settings"]["depth"]
+    with pytest.raises(TraceError, match="trace.settings.depth"):
+        Trace.from_json(json.dumps(old))
+
+
+@pytest.mark.parametrize("schema", [0, 3, "1", None, 1.5, True, [1]])
 def test_other_schemas_are_refused(plain, schema):
     with pytest.raises(TraceError, match=f"schema {schema!r}".replace("[", r"\[")):
         Trace.from_json(json.dumps(plain | {"schema": schema}))

@@ -11,6 +11,7 @@ import pytest
 import torch
 from scipy import stats
 
+from confu_core.budget import FixedBudget
 from confu_core.checkpoints import load_checkpoint, parts
 from confu_core.contemplation import Contemplator, FutureToken
 from confu_core.decoding import decode
@@ -89,7 +90,9 @@ def log_probs_of(head, state: torch.Tensor) -> torch.Tensor:
 
 def cached_chain(target, head, part, ids, start, steps, future) -> list[torch.Tensor]:
     """The decoding drafter itself, fed the true tokens: a cached chain from `start`."""
-    drafter = EagleDrafter(head, part, target, nodes=9, top_k=1, capacity=len(ids) + steps)
+    drafter = EagleDrafter(
+        head, part, target, budget=FixedBudget(9), top_k=1, capacity=len(ids) + steps
+    )
     taps = target.prefill(target.new_cache(len(ids)), ids).taps[0]
     with torch.no_grad():
         state = drafter._take_in(taps[: start + 1], ids[1 : start + 2], future, grow=True)
@@ -142,7 +145,8 @@ def future_at(target, part, head, ids: list[int], lag: int = 0) -> FutureToken:
     contemplator._state = rows.taps[0, -1 - lag]
     plan = contemplator._make_plan((-1,))
     contemplator._state = rows.taps[0, -1]
-    return contemplator._future(plan, target.contemplate(cache, plan.embedding), 0, 0)
+    row = target.contemplate(cache, plan.embedding, plan.adapters)
+    return contemplator._future(plan, row.taps, row.last, 0, 0)
 
 
 @pytest.mark.parametrize("switches", [{}, {"future_query": False}, {"future_entry": False}])
@@ -805,17 +809,56 @@ def short_texts(monkeypatch):
 def test_continuing_in_step_equals_continuing_alone(llama):
     """Left padding moves nothing: each prompt goes on as if it were alone."""
     prompts = [[1, 40, 41], chat_ids(llama, "the hen"), [9]]
-    found = synth.continue_batch(llama, prompts, [0.0] * 3, 12, torch.Generator())
+    found = synth.continue_batch(llama, prompts, [0.0] * 3, [12] * 3, torch.Generator())
     for ids, answer in zip(prompts, found, strict=True):
         assert answer == reference.plain_text(llama, ids, Settings(max_new_tokens=12))
+
+
+def test_each_prompt_has_its_own_limit_and_leaves_when_it_is_done(llama, monkeypatch):
+    """Rows that are done leave the batch; those that stay go on as if they had been alone."""
+    prompts = [[1, 40, 41], chat_ids(llama, "the hen"), [9], [9, 30]]
+    sizes = []
+    run = Target.run
+
+    def counted(self, inputs, *rest):
+        sizes.append(inputs.shape[0])
+        return run(self, inputs, *rest)
+
+    monkeypatch.setattr(Target, "run", counted)
+    found = synth.continue_batch(llama, prompts, [0.0] * 4, [3, 12, 1, 12], torch.Generator())
+    assert [sizes[n] for n in (0, 1, 2, 3)] == [4, 3, 3, 2]
+    assert sizes[-1] == 2
+    for ids, answer, limit in zip(prompts, found, [3, 12, 1, 12], strict=True):
+        assert answer == reference.plain_text(llama, ids, Settings(max_new_tokens=limit))
+
+
+def test_prompts_of_any_number_keep_their_order(llama, monkeypatch):
+    monkeypatch.setattr(synth, "ROWS_AT_ONCE", 2)
+    prompts = [chat_ids(llama, "the hen"), [9], [1, 40, 41], [9, 30], [7]]
+    found = synth.continue_all(llama, prompts, [0.0] * 5, [4] * 5, torch.Generator())
+    for ids, answer in zip(prompts, found, strict=True):
+        assert answer == reference.plain_text(llama, ids, Settings(max_new_tokens=4))
+
+
+def test_requests_mix_groups_and_ask_about_earlier_answers(llama, short_texts):
+    dice, generator = random.Random(3), torch.Generator().manual_seed(0)
+    requests = synth.draw_requests(llama, 120, ["A passage."], dice, generator)
+    kinds = {kind for kind, _ in requests}
+    assert kinds == set(synth.OPENINGS), "every group in one draw"
+    framed = {kind for kind, text in requests if "A passage." in text}
+    assert framed == set(synth.FRAMES)
+    assert not any("{}" in text for _, text in requests)
+    alone = synth.draw_requests(llama, 120, [], random.Random(3), generator)
+    assert len(alone) == 120
+    assert not any("A passage." in text for _, text in alone)
 
 
 def test_continuing_stops_at_a_stop_id(llama):
     target: Target = fakes.tiny_target()
     prompts = [[1, 40, 41], chat_ids(target, "the hen")]
-    free = synth.continue_batch(target, prompts, [0.0] * 2, 12, torch.Generator())
+    free = synth.continue_batch(target, prompts, [0.0] * 2, [12] * 2, torch.Generator())
     target.stop_ids = frozenset({free[0][4]})
-    cut = synth.continue_batch(target, prompts, [0.0] * 2, 12, torch.Generator())
+    cut = synth.continue_batch(target, prompts, [0.0] * 2, [12] * 2, torch.Generator())
     assert cut[0] == free[0][: free[0].index(free[0][4]) + 1]
     stop = free[0][4]
     assert cut[1] == (free[1][: free[1].index(stop) + 1] if stop in free[1] else free[1])
@@ -826,7 +869,7 @@ def test_sampling_in_step_has_the_targets_distribution(llama):
     probs = reference.probabilities(reference.full_logits(llama, [1, 40, 41])[-1].tolist(), 1.0)
     generator = torch.Generator().manual_seed(0)
     rounds = [
-        synth.continue_batch(llama, [[1, 40, 41]] * 500, [1.0] * 500, 1, generator)
+        synth.continue_batch(llama, [[1, 40, 41]] * 500, [1.0] * 500, [1] * 500, generator)
         for _ in range(4)
     ]
     drawn = [answer[0] for batch in rounds for answer in batch]

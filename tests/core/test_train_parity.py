@@ -6,10 +6,12 @@ Catches errors of mask, position, shift and recycling at once, with and without 
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 
+from confu_core.budget import FixedBudget
 from confu_core.contemplation import ContemplatePlan, Contemplator
 from confu_core.drafter import EagleDrafter
 from confu_core.train.anchors import sample_anchors
@@ -62,10 +64,11 @@ def decoded_states(llama, head, part, batch, row: int, start: int) -> list[torch
         lagged = int(anchors.router_positions[row][anchors.positions[row].tolist().index(start)])
         cache.set_fixed(part.soft_keys, part.soft_values)
         embedding, weights = part.contemplate(prefix.taps[0, lagged])
-        taps = llama.contemplate(cache, embedding)
+        seen = llama.contemplate(cache, embedding, part.adapters)
         contemplator._state = prefix.taps[0, start]
-        future = contemplator._future(ContemplatePlan((0,), embedding, weights), taps, 0, 0)
-    drafter = EagleDrafter(head, part, llama, nodes=8, top_k=1, capacity=64)
+        plan = ContemplatePlan((0,), embedding, weights)
+        future = contemplator._future(plan, seen.taps, seen.last, 0, 0)
+    drafter = EagleDrafter(head, part, llama, budget=FixedBudget(8), top_k=1, capacity=64)
     state = drafter._take_in(prefix.taps[0], ids[1 : start + 2], future, grow=True)
     states = [state[0]]
     for k in range(1, STEPS):
@@ -86,8 +89,9 @@ def decoded_states(llama, head, part, batch, row: int, start: int) -> list[torch
         {"future_entry": False},
         {"future_query": False},
         {"soft_prompts": 0, "contemplate_experts": 1, "future_experts": 1},
+        {"adapter_rank": 3, "read_outs": 3},
     ],
-    ids=["eagle3", "confu", "query only", "entry only", "static, no soft prompts"],
+    ids=["eagle3", "confu", "query only", "entry only", "static, no soft prompts", "confu+"],
 )
 def test_unrolled_training_equals_a_decoding_chain(llama, head, batch, switches):
     part = None if switches is None else tiny_contemplation(llama, head, **switches)
@@ -110,3 +114,36 @@ def test_the_first_start_is_the_first_round_of_decoding(batch):
     assert starts[:, 0].tolist() == [ANSWER - 1, 12 - 1]
     # The last start predicts the last token, which must be an answer token too.
     assert [int(s[v].max()) for s, v in zip(starts, valid, strict=True)] == [LENGTH - 3, LENGTH - 9]
+
+
+def test_read_outs_add_the_same_logits_in_training_and_decoding(llama, head, batch):
+    """ConFu+: an f of any age speaks of the same tokens as in decoding, and of none behind them."""
+    part = tiny_contemplation(llama, head, read_outs=3, adapter_rank=3)
+    trainee = DraftTrainee(llama, head, part).eval()
+    starts, valid = chain_starts(batch.answer)
+    anchors = sample_anchors(starts, valid, 3, random.Random(2), True)
+    anchors = replace(anchors, router_positions=anchors.positions)
+    zero = torch.zeros(*starts.shape, head.shape.hidden)
+    ages = set()
+    with torch.no_grad():
+        rows = trainee.futures_of(batch, anchors, starts)
+        plain = head.logits(zero[valid])
+        for k in range(4):
+            added = trainee._logits(zero, valid, k, rows)[0] - plain
+            number = -1
+            for row in range(len(starts)):
+                for column, start in enumerate(starts[row][valid[row]].tolist()):
+                    number += 1
+                    anchor = int(anchors.of_start[row, column])
+                    wanted = torch.zeros(head.shape.draft_vocab)
+                    if anchor >= 0:
+                        place = int(anchors.positions[row, anchor])
+                        ages.add(start - place)
+                        contemplator = Contemplator(part, head)
+                        cache = llama.new_cache(64, fixed=part.shape.soft_prompts)
+                        prefix = llama.prefill(cache, batch.ids[row, : place + 1].tolist())
+                        future = contemplator.begin(llama, cache, prefix)
+                        if k + start - place < 3:
+                            wanted = future.read_out[k + start - place]
+                    torch.testing.assert_close(added[number], wanted, rtol=1e-3, atol=1e-3)
+    assert len(ages) > 2

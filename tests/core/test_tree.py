@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from confu_core.decoding import decode
 from confu_core.masks import ancestor_matrix
 from confu_core.probes import Observer
+from confu_core.target import Target
 from confu_core.trace import Settings
 from confu_core.tree import DraftTree, select
 from tests import fakes, reference
@@ -148,7 +149,7 @@ def test_drafted_trees_with_ties(llama, prompt, peak, half):
     target = llama
     if half:
         target = fakes.tiny_target()
-        target.model.to(torch.bfloat16)
+        target = Target(target.model.to(torch.bfloat16), target.tokenizer, target.name)
         head = head.to(torch.bfloat16)
     part = fakes.tiny_contemplation(target, head)
     part = part.to(torch.bfloat16) if half else part

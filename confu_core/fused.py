@@ -1,0 +1,141 @@
+"""A loaded model's weights, laid out for passes over a few rows: the same numbers, less work.
+
+A pass over one row, or over the nodes of a draft tree, spends its time on reading weights and on
+starting kernels. So
+
+* linear layers that read the same rows (queries, keys and values; gate and up) are one product;
+* in float32 on a CPU, weights are stored input by input, which its matrix product reads faster at
+  1 to 60 rows (docs/performance.md);
+* what is plain is called without the ways of a module, norms as torch's one kernel.
+
+The model's own modules become views of what is stored here: nothing is kept twice, their names and
+shapes stay, and the model's own forward still works. Afterwards the model can no longer be moved to
+another device or precision (it has to be laid out anew), and `save_pretrained` cannot write it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+Compute = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Block:
+    """One transformer block as functions of rows (..., inputs) -> (..., outputs).
+
+    qkv and gate_up give the outputs of their layers side by side. q_norm and k_norm are None but
+    for Qwen-3.
+    """
+
+    norm_in: Compute
+    qkv: Compute
+    q_norm: Compute | None
+    k_norm: Compute | None
+    out: Compute
+    norm_mid: Compute
+    gate_up: Compute
+    activate: Compute
+    down: Compute
+
+
+def fuse(model: nn.Module) -> tuple[tuple[Block, ...], Compute]:
+    """Lay out a causal language model of the Llama or Qwen kind.
+
+    What is packed (quantised), has hooks (spread over devices) or no weights yet is called as the
+    module that it is.
+
+    Returns:
+        Its blocks, and its last norm.
+    """
+    blocks = []
+    for layer in model.model.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        normed = hasattr(attention, "q_norm")
+        blocks.append(
+            Block(
+                norm_in=_norm(layer.input_layernorm),
+                qkv=_joined([attention.q_proj, attention.k_proj, attention.v_proj]),
+                q_norm=_norm(attention.q_norm) if normed else None,
+                k_norm=_norm(attention.k_norm) if normed else None,
+                out=_joined([attention.o_proj]),
+                norm_mid=_norm(layer.post_attention_layernorm),
+                gate_up=_joined([mlp.gate_proj, mlp.up_proj]),
+                activate=mlp.act_fn,
+                down=_joined([mlp.down_proj]),
+            )
+        )
+    lay_out(model)  # the output layer too, if it is not the embedding
+    return tuple(blocks), _norm(model.model.norm)
+
+
+@torch.no_grad()
+def lay_out(module: nn.Module) -> None:
+    """Store the weights of all plain linear layers in the order that the device reads fastest.
+
+    A weight that is also an embedding stays: looking up a token would then read far apart.
+    """
+    looked_up = {
+        part.weight.data_ptr() for part in module.modules() if isinstance(part, nn.Embedding)
+    }
+    for part in module.modules():
+        if _is_plain(part) and part.weight.data_ptr() not in looked_up:
+            part.weight.data = _by_input(part.weight.data)
+
+
+def _by_input(weight: torch.Tensor) -> torch.Tensor:
+    """The same weight (out, in), stored input by input where that pays."""
+    if weight.device.type != "cpu" or weight.dtype != torch.float32 or weight.stride(0) == 1:
+        return weight
+    return weight.t().contiguous().t()
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Whether it is a linear layer and nothing more: not packed, not an outline, without hooks."""
+    return type(module) is nn.Linear and _is_bare(module)
+
+
+def _is_bare(module: nn.Module) -> bool:
+    hooked = module._forward_hooks or module._forward_pre_hooks
+    return not hooked and module.weight.device.type != "meta"
+
+
+@torch.no_grad()
+def _joined(modules: Sequence[nn.Module]) -> Compute:
+    """What these layers make of the same rows, side by side; by one product where they are plain
+    and alike, and then they become views of its weight."""
+    if not all(map(_is_plain, modules)) or not _alike(modules):
+        if len(modules) == 1:
+            return modules[0]
+        return lambda x: torch.cat([module(x) for module in modules], dim=-1)
+    weight = _by_input(torch.cat([module.weight for module in modules]))
+    bias = None
+    if modules[0].bias is not None:
+        bias = torch.cat([module.bias for module in modules])
+    start = 0
+    for module in modules:
+        end = start + module.out_features
+        module.weight.data = weight[start:end]
+        if bias is not None:
+            module.bias.data = bias[start:end]
+        start = end
+    return partial(F.linear, weight=weight, bias=bias)
+
+
+def _alike(modules: Sequence[nn.Linear]) -> bool:
+    """Whether one product can stand for them all."""
+    return len({(m.weight.device, m.weight.dtype, m.bias is None) for m in modules}) == 1
+
+
+def _norm(module: nn.Module) -> Compute:
+    """A root-mean-square norm as one kernel: the library's own takes six."""
+    if not type(module).__name__.endswith("RMSNorm") or not _is_bare(module):
+        return module
+    shape, weight, eps = module.weight.shape, module.weight.detach(), module.variance_epsilon
+    return lambda x: torch.rms_norm(x, shape, weight.to(x.dtype), eps)

@@ -1,0 +1,81 @@
+"""What the page costs: no long task while a run streams, and memory that levels off."""
+
+import gc
+
+import pytest
+from busy import Memory, main_thread_tasks
+from fake_site import Site, run_prompt, wait_finished
+
+LONG = 50  # milliseconds of one task, above which a page feels stuck
+ATTEMPTS = 3  # a busy machine spoils one attempt, a slow painter all of them
+
+
+def streamed(page) -> None:
+    run_prompt(page, "sixty nodes")
+    page.wait_for_selector(".cfx-badge-running")
+    # All but the last rounds: the end of a run sends everything once more.
+    page.wait_for_function("document.querySelectorAll('[data-lane=plain] .cfx-bar').length >= 40")
+
+
+def test_no_long_task_while_streaming_sixty_nodes(visit):
+    page = visit("?nodes=60&tokens=48")
+    page.locator("#model", has_text="ready").wait_for()
+    longest = []
+    for _ in range(ATTEMPTS):
+        tasks = main_thread_tasks(page, lambda: streamed(page))
+        wait_finished(page)
+        assert len(tasks) > 40
+        longest.append(max(tasks))
+        if longest[-1] < LONG:
+            break
+    assert min(longest) < LONG, f"longest tasks in ms of processor time: {longest}"
+
+
+def test_charts_stand_still_while_a_run_streams(visit):
+    page = visit("?tokens=32")
+    page.wait_for_selector(".cfx-badge-recorded")
+    page.get_by_role("tab", name="Speed").click()
+    page.locator(".js-plotly-plot .main-svg").first.wait_for()
+    page.evaluate("document.querySelector('.js-plotly-plot').dataset.first = 'yes'")
+    run_prompt(page, "keep the charts")
+    page.wait_for_function("document.querySelectorAll('[data-lane=confu] .cfx-bar').length > 4")
+    assert page.locator(".js-plotly-plot[data-first=yes]").count() == 1
+    wait_finished(page)
+
+
+@pytest.fixture(scope="module")
+def quick():
+    site = Site(pause=0.0)
+    yield site
+    site.close()
+
+
+def test_memory_is_flat_over_fifty_runs(visit, quick):
+    page = visit("?tokens=8", url=quick.url)
+    page.locator("#model", has_text="ready").wait_for()
+    page.evaluate(
+        "window.ended = 0;"
+        "new MutationObserver((changes) => {"
+        " if (changes[0].target.className.includes('finished')) window.ended += 1;"
+        "}).observe(document.querySelector('.cfx-badge'), {attributes: true})"
+    )
+    page.get_by_label("Prompt").fill("again and again")
+    memory = Memory(page)
+    ran = 0
+
+    def run(times: int) -> dict[str, float]:
+        nonlocal ran
+        for _ in range(times):
+            page.get_by_role("button", name="Run", exact=True).click()
+            ran += 1
+            page.wait_for_function("(ran) => window.ended >= ran", arg=ran)
+        page.wait_for_timeout(300)  # the charts follow a run
+        gc.collect()
+        return {**memory.page(), "server": memory.server()}
+
+    warm, middle, end = run(10), run(20), run(20)
+    assert end["JSHeapUsedSize"] - middle["JSHeapUsedSize"] < 2e6, (warm, middle, end)
+    assert end["Nodes"] <= middle["Nodes"] * 1.02 + 50, (warm, middle, end)
+    assert end["JSEventListeners"] <= middle["JSEventListeners"] + 20, (warm, middle, end)
+    if end["server"] is not None:
+        assert end["server"] - middle["server"] < 20e6, (warm, middle, end)

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from app.form import CHOSEN
 from app.lessons import EXAMPLES
 from app.recorded import FOLDER, REFERENCE, known, map_of
 from app.views.reference import GroupUse
@@ -82,8 +83,9 @@ def write(engine: Any, options: argparse.Namespace) -> None:
 
 
 def _run(engine: Any, prompt: str, settings: Settings, methods: tuple[str, ...] = ()) -> Trace:
-    """One finished run, by all available methods if none are named."""
-    methods = methods or tuple(n for n, info in engine.methods.items() if info.available)
+    """One finished run, by the page's usual methods, as far as they are available, if none are
+    named."""
+    methods = methods or tuple(n for n in CHOSEN if engine.methods[n].available)
     *_, last = engine.compare(prompt, settings, methods)
     return last.trace
 

@@ -35,8 +35,15 @@ MOST_WAITING = 32
 MOST_TRACE_BYTES = 8_000_000
 COMPUTE = "compute"  # one computation at a time, whoever asks
 
-# Typing asks for one count in this time, the last one included, not for one per key.
-_DEBOUNCE = "(...values) => new Promise((go) => setTimeout(() => go(values), 250))"
+# Asks for a count when typing pauses. Gradio's own `input` event would ask once per key.
+_WATCH_TYPING = """
+let pause;
+document.addEventListener('input', (event) => {
+  if (!event.target.closest('#prompt')) return;
+  clearTimeout(pause);
+  pause = setTimeout(() => trigger('typed'), 250);
+});
+"""
 
 # Hands the player what only the page knows: how to watch, where links point, whom to tell.
 _MOUNT = """
@@ -172,7 +179,7 @@ class _Page:
                     label="form.prompt",
                     placeholder="form.placeholder",
                 )
-                self.count = gr.HTML(elem_id="count")
+                self.count = gr.HTML(js_on_load=_WATCH_TYPING, elem_id="count")
             with gr.Column(scale=1, min_width=130):
                 self.run = self.words(
                     gr.Button(en("form.run"), variant="primary", elem_id="run"), value="form.run"
@@ -289,12 +296,24 @@ class _Page:
         frame = [self.player, self.progress, self.run, self.stop]
         charts = [component for chart in self.charts for component in chart]
         form = [self.prompt, self.methods, *self.numbers]
-        demo.load(
+        counting = (
+            self.runs.count_line,
+            [self.prompt, self.numbers[0], self.language],
+            self.count,
+        )
+
+        def follow(event: Any) -> None:
+            """What must be drawn anew when there is another run, prompt or language."""
+            event.then(self.on_draw, self.language, charts, **quiet)
+            event.then(*counting, queue=False, **quiet)
+
+        loaded = demo.load(
             self.on_load,
             None,
             [self.player, self.progress, self.model, self.language, *form, *self._worded()],
             **quiet,
-        ).then(self.on_draw, self.language, charts, **quiet)
+        )
+        follow(loaded)
         running = gr.on(
             [self.run.click, self.prompt.submit],
             self.on_run,
@@ -304,45 +323,39 @@ class _Page:
             concurrency_limit=1,
             **quiet,
         )
-        running.then(self.on_draw, self.language, charts, **quiet)
-        running.then(self.on_tick, self.language, [self.model, self.timer], **quiet)
-        self.choice.input(self.on_choice, [self.choice, self.language], self.model, **quiet)
-        counted = [self.prompt, self.numbers[0], self.language]
-        gr.on(
-            [self.prompt.change, self.numbers[0].change, self.language.change],
-            self.runs.count_line,
-            counted,
-            self.count,
-            trigger_mode="always_last",
-            queue=False,
-            js=_DEBOUNCE,
-            **quiet,
-        )
-        self.change.input(
-            self.on_change, self.change, [self.expert, self.donor], queue=False, **quiet
-        )
         stopped = self.stop.click(
             self.on_stop, self.language, frame, cancels=[running], queue=False, **quiet
         )
-        stopped.then(self.on_draw, self.language, charts, **quiet)
-        stopped.then(self.on_tick, self.language, [self.model, self.timer], **quiet)
+        for event in (running, stopped):
+            follow(event)
+            event.then(self.on_tick, self.language, [self.model, self.timer], **quiet)
+        self.choice.input(self.on_choice, [self.choice, self.language], self.model, **quiet)
+        self.count.typed(*counting, trigger_mode="always_last", queue=False, **quiet)
+        self.numbers[0].change(*counting, trigger_mode="always_last", queue=False, **quiet)
+        self.change.input(
+            self.on_change, self.change, [self.expert, self.donor], queue=False, **quiet
+        )
         for button, example in zip(self.examples, EXAMPLES, strict=True):
-            button.click(
+            chosen = button.click(
                 self.on_example(example),
                 self.language,
                 [self.prompt, *frame],
                 cancels=[running],
                 **quiet,
-            ).then(self.on_draw, self.language, charts, **quiet)
-        self.player.opened(
+            )
+            follow(chosen)
+        opened = self.player.opened(
             self.on_opened, self.language, [*frame, self.prompt], cancels=[running], **quiet
-        ).then(self.on_draw, self.language, charts, **quiet)
-        self.language.input(
+        )
+        follow(opened)
+        spoken = self.language.input(
             self.on_language, self.language, [self.player, self.model, *self._worded()], **quiet
-        ).then(self.on_draw, self.language, charts, **quiet)
-        self.timer.tick(
+        )
+        follow(spoken)
+        ticked = self.timer.tick(
             self.on_tick, self.language, [self.model, self.timer], queue=False, **quiet
-        ).then(self.runs.count_line, counted, self.count, queue=False, **quiet)
+        )
+        ticked.then(*counting, queue=False, **quiet)
         demo.unload(self.on_unload)
         gr.api(
             self.compare,

@@ -26,7 +26,9 @@ DRAFT_ROWS = (1, 2, 4, 8, 16)
 MOST_DRAFT_ROWS = 64  # the largest top-k
 PREFIX = 256  # tokens before the timed rows: a short chat
 TOO_DEAR = 4.0  # times a pass over one row: passes over more rows are not timed, hardly any pays
-SECONDS, SWEEPS = 0.8, 2  # of timing, for target and for draft, and sweeps over all row counts
+# Sweeps over all row counts go on for so many seconds, and until there were two of them if that
+# does not take too long.
+SECONDS, SWEEPS, TOO_LONG = 0.8, 2, 4.0
 
 # Per model, since several targets may share one and differ in the layers that are tapped.
 _verify: WeakKeyDictionary[torch.nn.Module, tuple[float, ...]] = WeakKeyDictionary()
@@ -124,8 +126,8 @@ def fastest(run: Callable[[int], None], counts: Sequence[int]) -> dict[int, floa
     """
     run(counts[0])  # warms up
     found: dict[int, float] = {}
-    began, sweeps = time.perf_counter(), 0
-    while sweeps < SWEEPS or time.perf_counter() - began < SECONDS:
+    began, sweeps, passed = time.perf_counter(), 0, 0.0
+    while passed < (SECONDS if sweeps >= SWEEPS else TOO_LONG):
         sweeps += 1
         for count in counts:
             start = time.perf_counter()
@@ -134,4 +136,5 @@ def fastest(run: Callable[[int], None], counts: Sequence[int]) -> dict[int, floa
             found[count] = min(seconds, found.get(count, seconds))
             if found[count] > TOO_DEAR * found[counts[0]]:
                 break
+        passed = time.perf_counter() - began
     return found

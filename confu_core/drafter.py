@@ -94,6 +94,9 @@ class EagleDrafter:
             device=head.fc.weight.device,
             dtype=head.fc.weight.dtype,
         )
+        # cos and sin (1, 1, capacity, W): made in float32, kept in the precision of the rows.
+        positions = torch.arange(capacity, device=head.fc.weight.device).unsqueeze(0)
+        self._turns = tuple(table.to(head.fc.weight.dtype) for table in head.rotary(positions))
 
     def draft(
         self,
@@ -180,19 +183,18 @@ class EagleDrafter:
         device = taps.device
         e = self._embed(torch.tensor(token_ids, device=device)).to(taps.dtype)  # (m, H)
         fused = head.fuse(taps)  # (m, H)
-        positions = cache.length + torch.arange(count, device=device).unsqueeze(0)
-        cos, sin = head.rotary(positions)
+        first, last = cache.length, cache.length + count - 1
         x = head.attention_input(e, fused).unsqueeze(0)  # (1, m, 2H)
         if future is not None and cache.fixed:
-            self._set_future_entry(future, positions[:, -1:])
+            self._set_future_entry(future, last)
         cache.open(count, see_fixed=future is not None)
-        keys, values = cache.extend(0, *head.keys_values(x, *_cast(x, cos, sin)))
+        keys, values = cache.extend(0, *head.keys_values(x, *self._rotary(first, count)))
         cache.commit(list(range(count)))
         if not grow:
             return None
         state = self._steer(fused[-1:], future)  # (1, H)
         x = head.attention_input(e[-1:], state).unsqueeze(0)  # (1, 1, 2H)
-        q = head.queries(x, *_cast(x, cos[:, :, -1:], sin[:, :, -1:]))
+        q = head.queries(x, *self._rotary(last))
         mask = self._mask(torch.ones(1, 0, dtype=torch.bool, device=device), future)
         return head.finish(state.unsqueeze(0), attend(q, keys, values, mask))[0]
 
@@ -210,9 +212,8 @@ class EagleDrafter:
         """
         head, cache, count = self._head, self.cache, len(token_ids)
         e = self._embed(token_ids).to(states.dtype)
-        positions = torch.full((1, count), position, device=states.device)
         x = head.attention_input(e, states).unsqueeze(0)
-        cos, sin = _cast(x, *head.rotary(positions))
+        cos, sin = self._rotary(position)  # the same for the whole level
         cache.open(count, see_fixed=future is not None)
         keys, values = cache.extend(0, *head.keys_values(x, cos, sin))
         states = self._steer(states, future)
@@ -232,20 +233,25 @@ class EagleDrafter:
         logits = self._head.logits(states)
         if future is not None and future.read_out is not None and level <= len(future.read_out):
             logits = logits + future.read_out[level - 1]
-        log_probs = logits.float().log_softmax(-1)
-        best, ids = log_probs.topk(self._top_k, dim=-1)
-        return self._head.target_ids(ids), best
+        logits = logits.float()
+        best, ids = logits.topk(self._top_k, dim=-1)
+        return self._head.target_ids(ids), best - logits.logsumexp(-1, keepdim=True)
 
     def _steer(self, states: torch.Tensor, future: FutureToken | None) -> torch.Tensor:
         if future is None or not self._part.shape.future_query:
             return states
         return states + self._part.steer(future.feature)
 
-    def _set_future_entry(self, future: FutureToken, position: torch.Tensor) -> None:
-        """f as a key/value entry at the root's draft position (1, 1), as in training."""
+    def _rotary(self, position: int, count: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin (1, 1, count, W) of the positions from this one on."""
+        cos, sin = self._turns
+        return cos[:, :, position : position + count], sin[:, :, position : position + count]
+
+    def _set_future_entry(self, future: FutureToken, position: int) -> None:
+        """f as a key/value entry at the root's draft position, as in training."""
         head = self._head
         x = head.attention_input(future.embedding, future.feature).view(1, 1, -1)
-        keys, values = head.keys_values(x, *_cast(x, *head.rotary(position)))
+        keys, values = head.keys_values(x, *self._rotary(position))
         self.cache.set_fixed(keys, values)
 
     def _mask(self, lineage: torch.Tensor, future: FutureToken | None) -> torch.Tensor:
@@ -260,8 +266,3 @@ class EagleDrafter:
         mask[:, text:].masked_fill_(~lineage, float("-inf"))
         groups = shape.heads // shape.kv_heads
         return mask.repeat(groups, 1).view(1, 1, groups * rows, -1)
-
-
-def _cast(like: torch.Tensor, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Rotary tables, made in float32, in the precision of the rows that they turn."""
-    return tuple(tensor.to(like.dtype) for tensor in tensors)

@@ -172,8 +172,9 @@ def this_machine(device: str = "auto") -> Machine:
     import torch
 
     from confu_core.compare import best_device
+    from confu_core.target import SPREAD
 
-    chosen = best_device() if device == "auto" else device
+    chosen = best_device() if device in ("auto", SPREAD) else device
     if chosen == "spread" or chosen.startswith("cuda"):
         count = torch.cuda.device_count()
         memory = sum(torch.cuda.get_device_properties(n).total_memory for n in range(count))

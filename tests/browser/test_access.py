@@ -80,7 +80,7 @@ CUT = """() => {
     const box = part.getBoundingClientRect();
     if (!box.width || !box.height || part.closest(apart)) return false;
     const folded = part.closest("details:not([open])");
-    if (folded && !(part.closest("summary") && folded.contains(part.closest("summary")))) return false;
+    if (folded && part !== folded && !part.closest("summary")) return false;
     const hides = getComputedStyle(part).overflowX !== "visible";
     const cut = hides && part.scrollWidth > part.clientWidth + 1;
     return cut || box.right > innerWidth + 1 || box.left < -1;

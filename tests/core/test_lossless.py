@@ -248,7 +248,7 @@ def drawn_plainly(default_target):
 
 
 @pytest.mark.target
-@pytest.mark.parametrize("nodes", [1, 8, 30, 60])
+@pytest.mark.parametrize("nodes", [1, 8, 30, 60, "auto"])
 @pytest.mark.parametrize(("temperature", "seed"), [(0.0, 0), (0.7, 1), (1.0, 2)])
 def test_trained_heads_at_every_size_and_temperature(
     default_target, trained, drawn_plainly, temperature, seed, nodes

@@ -36,9 +36,9 @@ if ((${#FILES[@]})); then
 fi
 
 if [[ $SMOKE == yes ]]; then
-  DEVICE=cpu LIMIT=2 TOKENS=6 REPEATS=1 SIZES=(--nodes 6 --depth 2 --top-k 3)
+  DEVICE=cpu PATIENCE=10 LIMIT=2 TOKENS=6 REPEATS=1 SIZES=(--nodes 6 --depth 2 --top-k 3)
 else
-  DEVICE=cuda LIMIT=24 TOKENS=96 REPEATS=3 SIZES=(--nodes 30)
+  DEVICE=cuda PATIENCE=1 LIMIT=24 TOKENS=96 REPEATS=3 SIZES=(--nodes 30)
 fi
 REPORT=$OUT/report.md
 FAILED=0
@@ -46,7 +46,7 @@ FAILED=0
 step() { # SECONDS TITLE NAME COMMAND...: run, keep the output, put its end into the report
   local most=$1 title=$2 log=$OUT/$3.log began=$SECONDS code=0
   shift 3
-  timeout --kill-after=10 "$most" "$@" > "$log" 2>&1 || code=$?
+  timeout --kill-after=10 $((most * PATIENCE)) "$@" > "$log" 2>&1 || code=$?
   {
     printf '\n## %s\n\n' "$title"
     printf '    %s\n\n' "$*"

@@ -28,8 +28,12 @@ const confuCharts = (({ svg, memory }) => {
       if (!holder) return;
       for (const picture of holder.querySelectorAll(".js-plotly-plot")) {
         if (!picture._fullLayout || !picture._fullLayout.xaxis || !linked(picture).length) continue;
-        if (!overlays.has(picture)) overlays.set(picture, connect(picture));
-        mark(picture, overlays.get(picture));
+        let overlay = overlays.get(picture);
+        if (!overlay || overlay.canvas.parentNode !== picture) {
+          overlay = connect(picture);
+          overlays.set(picture, overlay);
+        }
+        mark(picture, overlay);
       }
     }
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 
 from confu_core.bench.lanes import OwnLane
 from confu_core.bench.peers import Peer
@@ -28,8 +29,9 @@ from confu_core.sizes import TargetShape
 from confu_core.target import Target
 from confu_core.trace import Settings
 
-COPY_BYTES = 1 << 28  # far beyond any cache
+COPY_BYTES, LAYOUT_BYTES = 1 << 28, 1 << 26  # beyond a core's caches
 PRODUCT_SIZE = 1536  # rows and columns of the timed matrices
+LAYOUT_ROWS = (1, 4, 8, 16, 30, 60)
 TRIES = 5
 
 
@@ -80,6 +82,29 @@ def _best(run: Callable[[], object], device: torch.device) -> float:
             torch.cuda.synchronize(device)
         seconds.append(time.perf_counter() - start)
     return min(seconds)
+
+
+@torch.inference_mode()
+def measure_layouts(target: Target) -> list[dict]:
+    """Milliseconds of products with matrices of the MLP's size, stored output by output (as
+    checkpoints have them) and input by input, alternating; the best of a few tries each."""
+    size = (target.intermediate, target.hidden)
+    count = max(1, LAYOUT_BYTES // (size[0] * size[1] * target.dtype.itemsize))
+    by_output = [torch.randn(size, device=target.device).to(target.dtype) for _ in range(count)]
+    by_input = [weight.t().contiguous().t() for weight in by_output]
+    found = []
+    for rows in LAYOUT_ROWS:
+        x = torch.randn(rows, size[1], device=target.device).to(target.dtype)
+
+        def products(weights: list[torch.Tensor], x: torch.Tensor = x) -> float:
+            return _best(lambda: [F.linear(x, weight) for weight in weights], target.device)
+
+        pairs = [(products(by_output), products(by_input)) for _ in range(2)]
+        output, input_ = (1000 * min(times) for times in zip(*pairs, strict=True))
+        found.append(
+            {"rows": rows, "by_output_ms": round(output, 2), "by_input_ms": round(input_, 2)}
+        )
+    return found
 
 
 # --- counting
@@ -161,6 +186,7 @@ def measure(
             "copy_gb_per_second": round(machine.bytes_per_second / 1e9, 2),
             "product_gflops": round(machine.operations_per_second / 1e9, 1),
         },
+        "layouts": measure_layouts(target),
         "phases": [
             phase
             for name, method in methods.items()
@@ -308,4 +334,14 @@ def markdown(result: dict) -> str:
         f"This machine copies {machine['copy_gb_per_second']} GB/s (read and written) and "
         f"multiplies large matrices at {machine['product_gflops']} GFLOP/s."
     )
-    return "\n\n".join([given, phases, loop, peer])
+    layouts = table(
+        ("rows of a product", *(layout["rows"] for layout in result["layouts"])),
+        (
+            (
+                f"weights stored by {way}, ms",
+                *(layout[f"by_{way}_ms"] for layout in result["layouts"]),
+            )
+            for way in ("output", "input")
+        ),
+    )
+    return "\n\n".join([given, phases, loop, peer, layouts])

@@ -93,19 +93,15 @@ def _fits(value: Any, kind: Any) -> bool:
 
 
 def parse(text: str, place: str) -> dict:
-    """A JSON object without NaN and infinity.
+    """A JSON object.
 
     Raises:
         DataError: it is none; `place` is named.
     """
     try:
-        value = json.loads(text, parse_constant=_refuse)
+        value = json.loads(text)
     except ValueError as error:
         raise DataError(f"{place} cannot be read: {error}. {ADVICE}") from error
     if not isinstance(value, dict):
         raise DataError(f"{place} is not an object. {ADVICE}")
     return value
-
-
-def _refuse(name: str) -> None:
-    raise ValueError(f"{name} is no number")

@@ -71,6 +71,7 @@ def visit(chromium, site):
         page.wait_for_selector(".cfx")
         if page.url.startswith("http"):  # until the load event has filled the page
             page.locator("#model .progress", has_text=re.compile(r"\w")).wait_for()
+            page.wait_for_function("document.querySelector('#prompt textarea').value")
         return page
 
     yield open_page

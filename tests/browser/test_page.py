@@ -66,6 +66,7 @@ def test_recorded_runs_teach_within_seconds_and_before_the_model(visit):
         run_prompt(page, "nobody can answer")
         page.locator("#progress .progress-error", has_text="make fetch").wait_for()
         assert page.locator(".cfx-badge-recorded").count() == 1
+        page.close()
     finally:
         gate.set()
         site.close()
@@ -78,6 +79,7 @@ def test_server_side_rendering_by_environment_changes_nothing(visit, monkeypatch
         page = visit(url=site.url)
         page.wait_for_selector(".cfx-badge-recorded")
         assert page.locator(".cfx-tree").count() == 2
+        page.close()
     finally:
         site.close()
 
@@ -123,17 +125,22 @@ def test_slider_and_keys_move_the_trees_without_the_network(visit):
 
 
 def test_scrubbing_during_a_stream_keeps_its_place_and_live_returns(visit):
-    page = visit("?tokens=160")
-    run_prompt(page, "hold my place")
-    page.wait_for_function("document.querySelectorAll('[data-lane=confu] .cfx-bar').length > 4")
-    page.get_by_role("button", name="First round").click()
-    page.get_by_role("button", name="One round forward").click()
-    page.wait_for_timeout(300)
-    assert round_shown(page).startswith("Round 1 of")
-    page.get_by_role("button", name="● Live").click()
-    page.wait_for_function(
-        "!document.querySelector('.cfx-count').innerText.startsWith('Round 1 of')"
-    )
+    site = Site(pause=0.15)
+    try:
+        page = visit("?tokens=200", url=site.url)
+        run_prompt(page, "hold my place")
+        page.wait_for_function("document.querySelectorAll('[data-lane=confu] .cfx-bar').length > 4")
+        page.get_by_role("button", name="First round").click()
+        page.get_by_role("button", name="One round forward").click()
+        page.wait_for_timeout(300)
+        assert round_shown(page).startswith("Round 1 of")
+        page.get_by_role("button", name="● Live").click()
+        page.wait_for_function(
+            "!document.querySelector('.cfx-count').innerText.startsWith('Round 1 of')"
+        )
+        page.close()
+    finally:
+        site.close()
 
 
 def test_stop_is_quick_and_the_rounds_stay(visit):
@@ -163,6 +170,7 @@ def test_stop_is_quick_and_the_rounds_stay(visit):
         assert round_shown(page).startswith("Round 1 of") and site.engine.rounds_done == done
         run_prompt(page, "and again")
         page.wait_for_selector(".cfx-badge-running")
+        page.close()
     finally:
         site.close()
 
@@ -292,7 +300,7 @@ def test_trees_of_one_node_and_of_two_hundred(visit, tmp_path):
         drawn = confu.locator(".cfx-node").evaluate_all(
             "all => all.filter(node => /^[0-9]+$/.test(node.dataset.node)).length"
         )
-        folded = confu.locator(".cfx-is-fold text").all_inner_texts()
+        folded = confu.locator(".cfx-is-fold text").all_text_contents()
         assert drawn + sum(map(int, folded)) == nodes
         assert page.evaluate("document.documentElement.scrollWidth") <= 1280
     page.locator(".cfx-panel[data-lane=confu]").get_by_role("button", name="Whole tree").click()

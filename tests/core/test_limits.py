@@ -112,6 +112,7 @@ def test_wilsons_interval_against_published_values():
 
 def test_limits_command(folders, tmp_path, capsys, monkeypatch):  # noqa: F811
     monkeypatch.setattr(limits, "COPY_BYTES", 1 << 20)
+    monkeypatch.setattr(limits, "LAYOUT_BYTES", 1 << 16)
     monkeypatch.setattr(limits, "PRODUCT_SIZE", 64)
     out, page = tmp_path / "limits.json", tmp_path / "page.md"
     common = [*options(folders), "--nodes", "6", "--depth", "2", "--repeats", "1"]
@@ -130,6 +131,8 @@ def test_limits_command(folders, tmp_path, capsys, monkeypatch):  # noqa: F811
     assert {o["method"] for o in found["loop"]} == {"plain", "eagle3", "confu"}
     assert all(0 < o["rest_share"] < 1 for o in found["loop"])
     assert found["transformers_over_plain"]["median"] > 0
+    assert [layout["rows"] for layout in found["layouts"]] == list(limits.LAYOUT_ROWS)
+    assert all(x["by_input_ms"] > 0 and x["by_output_ms"] > 0 for x in found["layouts"])
     text = page.read_text(encoding="utf-8")
     assert "## Floors in float32" in text and "<!-- floors in float32 -->" in text
     assert capsys.readouterr().out.strip() in text

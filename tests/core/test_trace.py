@@ -263,7 +263,7 @@ def test_a_trace_of_schema_1_is_read(plain):
     del old["settings"]["contemplate"]
     assert Trace.from_json(json.dumps(old)) == sample()
     del old["settings"]["depth"]
-    with pytest.raises(TraceError, match="trace.settings.depth"):
+    with pytest.raises(TraceError, match=r"trace\.settings\.depth"):
         Trace.from_json(json.dumps(old))
 
 

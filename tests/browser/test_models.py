@@ -24,10 +24,16 @@ def address():
     demo.close(verbose=False)
 
 
-def test_the_count_follows_the_prompt(visit, address):
-    page = visit(url=address)
+def settled(page):
+    """The model is ready, and the count of the first screen's prompt stands."""
     page.locator("#model", has_text="ready").wait_for()
-    page.get_by_label("Prompt").fill("")
+    page.locator("#count", has_text="of 2048 tokens").wait_for()
+    page.wait_for_timeout(1500)
+    return page
+
+
+def test_the_count_follows_the_prompt(visit, address):
+    page = settled(visit(url=address))
     page.get_by_label("Prompt").fill("Why is it so?")
     count = FakeEngine().count_tokens("Why is it so?")
     page.locator("#count", has_text=f"{count} of 2048 tokens").wait_for()
@@ -36,12 +42,11 @@ def test_the_count_follows_the_prompt(visit, address):
     page.get_by_label("Prompt").press_sequentially(" And why not otherwise, I wonder?", delay=15)
     longer = FakeEngine().count_tokens("Why is it so? And why not otherwise, I wonder?")
     page.locator("#count", has_text=f"{longer} of 2048 tokens").wait_for()
-    assert 1 <= len(requests) < 12  # 33 keys
+    assert 1 <= len(requests) < 12  # 33 keys; one, unless the machine stutters
 
 
 def test_too_long_a_prompt_is_a_warning(visit, address):
-    page = visit("?tokens=256", url=address)
-    page.locator("#model", has_text="ready").wait_for()
+    page = settled(visit("?tokens=256", url=address))
     page.get_by_label("Prompt").fill("a b " * 950)
     page.locator("#count .progress-error", has_text="will be cut short").wait_for()
 

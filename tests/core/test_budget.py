@@ -90,6 +90,7 @@ def test_the_chosen_size_is_the_true_optimum():
         order = sorted(reach, reverse=True)
         size, rate = budget.best(torch.tensor(order, dtype=torch.float64), spent)
         assert rate == pytest.approx(best_by_brute_force(parents, reach, seconds, spent))
+        assert (1 + sum(order[: size - 1])) / (spent + seconds[size - 1]) == pytest.approx(rate)
         assert budget.start().size([float(x) for x in logs(reach)]) == size
         sizes.add(size)
     assert len(sizes) > 5

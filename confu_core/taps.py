@@ -20,8 +20,9 @@ from confu_core.target import Target, attend
 
 FEWEST = 3  # different layers, as EAGLE-3 is made
 SHIFT = {"input": 0, "output": 1}  # from a layer's number to the layer that its state enters
-CLEARLY = 3.0  # standard errors of a paired difference
-PLACES = 128  # of the fixed answer, where its tokens are that many
+CLEARLY = 2.0  # standard errors of a paired difference; one layer off costs a weak head little
+LEAST = 0.03  # of the places: a smaller lead is no evidence, however clear
+PLACES = 320  # of the fixed answer, where its tokens are that many
 QUESTION = "How does a bicycle stay upright?"
 ANSWER = (
     "A bicycle stays upright because it is steered under its own weight. When it begins to fall to "
@@ -29,7 +30,14 @@ ANSWER = (
     "centre of mass. The rider does this without thinking, and at a certain speed the bicycle does "
     "it by itself. The reasons are the shape of the fork, the weight in front of the steering "
     "axis, and the spinning of the wheels. At low speed there is not enough time to correct, so "
-    "the rider has to turn the handlebars further and move the body to keep balance."
+    "the rider has to turn the handlebars further and move the body to keep balance. "
+    "To learn to ride a bicycle, follow these steps: 1. Choose a flat place without cars, such as "
+    "an empty car park or a park with wide paths. 2. Lower the seat, so that both feet reach the "
+    "ground. 3. Push yourself forward with your feet, and look ahead, not down at the wheel. 4. "
+    "When you can roll for a few seconds, put one foot on the pedal and push. 5. Practise to "
+    "brake before you go faster. In conclusion, a bicycle is stable because of the way it is "
+    "steered, and the best way to learn how to ride it is to practise every day, to be patient, "
+    "and to wear a helmet. It is important to remember that everyone falls at first."
 )
 
 
@@ -167,7 +175,8 @@ def check_taps(target: Target, head: DraftHead) -> TapCheck:
     for move in moves[1:]:
         gained = int((hits[move] & ~hits[0]).sum())
         lost = int((hits[0] & ~hits[move]).sum())
-        if gained - lost > CLEARLY * (gained + lost) ** 0.5:
+        lead = gained - lost
+        if lead > CLEARLY * (gained + lost) ** 0.5 and lead > LEAST * places:
             better = ",".join(str(layer + move) for layer in own)
             warning = (
                 f"The layers that this head reads look wrong: its first guess is right at {right} "

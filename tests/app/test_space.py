@@ -16,7 +16,7 @@ import pytest
 from fake_engine import FakeEngine
 
 from app import gpu
-from app.form import METHODS
+from app.form import CHOSEN, METHODS
 from app.runs import Runs
 from confu_core.errors import ConFuError
 from confu_core.trace import Settings
@@ -207,7 +207,7 @@ def client(zero):
 def test_on_zero_gpu_a_run_is_computed_in_a_process_that_was_lent_one(zero, client):
     assert zero.process.poll() is None
     answer = client.predict("Why?", 20, api_name="/compare")
-    assert answer["identical"] is True and set(answer["methods"]) == set(METHODS)
+    assert answer["identical"] is True and set(answer["methods"]) == set(CHOSEN)
     asked = zero.until("asked", "/schedule")
     # The package halves the promise for the smaller share of a GPU, or keeps it: never more.
     assert 0 < int(asked["durationSeconds"]) <= 18

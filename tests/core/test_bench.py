@@ -3,6 +3,7 @@ peers, pages, and real tiny runs."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import re
@@ -815,6 +816,27 @@ def test_a_damaged_result_is_refused_by_place(small, tmp_path, old, new, message
         read_result(path)
 
 
+def check_tables(text: str) -> int:
+    """Demand that every row of a table has as many cells as its head; how many tables there are."""
+    found = re.findall(r"^\|(.*)\|\n\|([-|]+)\|\n((?:\|.*\|\n)+)", text + "\n", flags=re.M)
+    for head, rule, body in found:
+        width = head.count("|")
+        assert rule.count("|") == width
+        assert all(line.count("|") - 2 == width for line in body.splitlines())
+    return len(found)
+
+
+def test_lanes_of_different_depth_share_a_table():
+    rows = [
+        row("1", "plain", 9, 9),
+        row("1", "eagle3", 9, 3, offered=(3, 2), accepted=(2, 1)),
+        row("1", "confu", 9, 3, offered=(4,), accepted=(1,)),
+    ]
+    text = tables(summary(SETTINGS | {"methods": ["plain", "eagle3", "confu"]}, rows, {}))
+    assert "| eagle3 | 0.667 of 3 | 0.500 of 2 |\n| confu | 0.250 of 4 | - |" in text
+    assert check_tables(text) > 4
+
+
 def test_the_page_names_machine_command_heads_and_every_figure(small, tmp_path, capsys):
     path, page = tmp_path / "small.json", tmp_path / "page.md"
     write_result(path, *small)
@@ -838,12 +860,7 @@ def test_the_page_names_machine_command_heads_and_every_figure(small, tmp_path, 
         "3 answers differ by more than a near tie",
     ):
         assert fact in text, fact
-    tables_in = re.findall(r"^\|(.*)\|\n\|([-|]+)\|\n((?:\|.*\|\n)+)", text + "\n", flags=re.M)
-    assert len(tables_in) > 6
-    for head, rule, body in tables_in:  # every row has as many cells as its head
-        width = head.count("|")
-        assert rule.count("|") == width
-        assert all(line.count("|") - 2 == width for line in body.splitlines())
+    assert check_tables(text) > 6
     assert main(["bench", "--report", str(path)]) == 0
     assert capsys.readouterr().out.startswith("# Benchmarks")
 
@@ -979,14 +996,18 @@ def test_a_long_run_goes_past_stop_tokens_and_counts_every_token(engine, monkeyp
     monkeypatch.setattr(scaling, "WINDOW", 40)
     methods = load_methods(engine, None, ())
     settings = Settings(nodes=6, depth=2, top_k=3)
-    found = scaling.long_run(engine.target, methods, 120, settings, silent)
+    stopping = copy.copy(engine.target)
+    stopping.stop_ids = frozenset(range(stopping.vocab))
+    found = scaling.long_run(stopping, methods, 120, settings, silent)
     for name in methods:
         own = [w for w in found if w["method"] == name]
         assert [w["from_token"] for w in own] == [0, 40, 80]
         assert sum(w["tokens"] for w in own) == 119  # the prefill gave the first
         for w in own:
             assert w["ms_per_round"] == pytest.approx(w["ms_per_token"] * w["tau"], rel=0.01)
-    assert all(w["tau"] == 1.0 for w in found if w["method"] == "plain")
+    plain = [w for w in found if w["method"] == "plain"]
+    assert [w["tokens"] for w in plain] == [39, 40, 40]
+    assert all(w["tau"] == 1.0 for w in plain)
     with pytest.raises(SettingsError, match="does not fit"):
         scaling.long_run(engine.target, methods, 5000, settings, silent)
 

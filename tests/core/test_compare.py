@@ -231,8 +231,10 @@ def test_what_a_page_asks(engine, llama, prompt):
         "plain": True,
         "eagle3": True,
         "confu": True,
+        "confu-plus": False,
     }
-    assert [info.contemplates for info in engine.methods.values()] == [False, False, True]
+    contemplating = {name for name, info in engine.methods.items() if info.contemplates}
+    assert contemplating == {"confu", "confu-plus"}
     alone = Engine(llama, {"plain": PLAIN}, {}).methods
     assert not alone["confu"].available
     assert "ConFu" in alone["confu"].reason

@@ -66,10 +66,11 @@ READING = f"""How to read the tables:
   draws; a question brings all its turns and seeds); n is the number of questions.
 - **Acceptance by depth**: of the rounds in which the walk came to a node at depth k - 1 that had
   children in the tree, the share in which it went on to depth k.
-- **Same text**: answers equal to plain decoding's, token for token. Where the target's lead is
-  below {NEAR_TIE:g} logits, rounding alone can decide. Such near ties are listed; any other
-  difference in float32 makes the run fail.
-- Two-turn questions are chats. For every lane the second prompt holds plain decoding's first
+- **Same text**: answers equal to the first lane's (plain decoding's, if it runs), token for token.
+  Where the target's lead is below {NEAR_TIE:g} logits, rounding alone can decide. Such near ties
+  are listed; any other difference in float32 makes the run fail. In half precision passes of
+  different shape round far more differently, so texts part there, and are listed only.
+- Two-turn questions are chats. For every lane the second prompt holds the first lane's first
   answer."""
 
 

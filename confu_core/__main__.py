@@ -224,6 +224,9 @@ def _fetch(options: argparse.Namespace) -> None:
 
 def _add_presets(commands) -> None:
     parser = commands.add_parser("presets", help="targets to choose from, and what they take")
+    parser.add_argument(
+        "--bits", type=int, choices=(4, 8), help="what they take with their weights packed"
+    )
     parser.set_defaults(run=_presets)
 
 
@@ -236,11 +239,13 @@ def _presets(options: argparse.Namespace) -> None:
     for preset in PRESETS.values():
         shipped = preset.heads is None
         head = "ships" if shipped else preset.heads.get("eagle3", "none")
+        bits = None if shipped else options.bits
         print(
             f"| {preset.name} | {preset.target or preset.title} | {head} "
             f"| {'ships' if shipped else 'none'} | {gigabytes(preset.download_bytes)} GB "
-            f"| {gigabytes(preset.memory_bytes)} GB | {preset.dtype} "
-            f"| {refusal(preset, machine) or 'runs'} |"
+            f"| {gigabytes(preset.memory_bytes(bits=bits))} GB "
+            f"| {preset.dtype}{f', {bits}-bit weights' if bits else ''} "
+            f"| {refusal(preset, machine, bits=bits) or 'runs'} |"
         )
     for preset in PRESETS.values():
         if preset.gate:
@@ -408,6 +413,9 @@ def _add_train(commands) -> None:
     parser.add_argument(
         "--read-outs", type=int, help="how many tokens f also names itself (ConFu+)"
     )
+    parser.add_argument(
+        "--renew-routers", action="store_true", help="of a ConFu head that collapsed (--start)"
+    )
     parser.set_defaults(run=_train)
 
 
@@ -494,8 +502,7 @@ def _train(options: argparse.Namespace) -> bool | None:
     from confu_core.compare import load_target
     from confu_core.train.run import process_device, run
 
-    if options.device == "spread":
-        raise SettingsError("Training needs the target on one device; choose another --device.")
+    _on_one_device(options)
     _set_threads(options.threads)
     device = process_device() if options.device == "auto" else options.device
     target = load_target(options.target, device, options.dtype, _progress)
@@ -518,8 +525,14 @@ def _train(options: argparse.Namespace) -> bool | None:
         settings=dataclasses.replace(recipe.settings, replicate=not options.no_replication),
         draft_vocab=options.draft_vocab,
         switches=tuple(switches.items()),
+        renew_routers=options.renew_routers,
     )
     run(target, recipe, lambda row: print(time.strftime("%H:%M:%S"), json.dumps(row), flush=True))
+
+
+def _on_one_device(options: argparse.Namespace) -> None:
+    if options.device == "spread":
+        raise SettingsError("Training needs the target on one device; choose another --device.")
 
 
 def _add_ablate(commands) -> None:
@@ -540,6 +553,7 @@ def _ablate(options: argparse.Namespace) -> None:
     unknown = [name for name in names if name not in VARIANTS]
     if unknown:
         raise SettingsError(f"No variant {unknown[0]!r}. There are: {', '.join(VARIANTS)}.")
+    _on_one_device(options)
     _set_threads(options.threads)
     target = load_target(options.target, options.device, options.dtype, _progress)
     figures = {}

@@ -6,11 +6,14 @@ starting kernels. So
 * linear layers that read the same rows (queries, keys and values; gate and up) are one product;
 * in float32 on a CPU, weights are stored input by input, which its matrix product reads faster at
   1 to 60 rows (docs/performance.md);
+* in bfloat16 on a CPU, a small model's weights are read from a second copy in oneDNN's own order,
+  as torch's compiler does for frozen models: without it every product orders them anew;
 * what is plain is called without the ways of a module, norms as torch's one kernel.
 
-The model's own modules become views of what is stored here: nothing is kept twice, their names and
-shapes stay, and the model's own forward still works. Afterwards the model can no longer be moved to
-another device or precision (it has to be laid out anew), and `save_pretrained` cannot write it.
+The model's own modules become views of what is stored here: nothing else is kept twice, their
+names and shapes stay, the model's own forward still works, and `save_pretrained` writes it as
+before (by way of `state_dict`, which copies what is stored in another order). It can no longer be
+moved to another device or precision: load it there instead.
 """
 
 from __future__ import annotations
@@ -24,6 +27,9 @@ import torch.nn.functional as F
 from torch import nn
 
 Compute = Callable[[torch.Tensor], torch.Tensor]
+
+MOST_REORDERED = 1 << 30  # bytes of a model's weights that may be kept a second time
+REORDERED_FOR = 32  # rows of a pass; oneDNN's order hardly depends on it
 
 
 @dataclass(frozen=True)
@@ -45,15 +51,42 @@ class Block:
     down: Compute
 
 
-def fuse(model: nn.Module) -> tuple[tuple[Block, ...], Compute]:
+@dataclass(frozen=True)
+class Fused:
+    """A whole model as functions of rows: its blocks, its last norm, its output layer."""
+
+    blocks: tuple[Block, ...]
+    norm: Compute
+    output: Compute
+
+
+class Reordered:
+    """`F.linear` over a copy of the weight in oneDNN's order, made at the first pass.
+
+    Only under `torch.inference_mode`: elsewhere gradients may be wanted, or weights may change.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._weight, self._bias = weight, bias
+        self._copy: torch.Tensor | None = None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """(..., inputs) -> (..., outputs)."""
+        if not torch.is_inference_mode_enabled() or x.dtype != torch.bfloat16:
+            return F.linear(x, self._weight, self._bias)
+        ops = torch.ops.mkldnn
+        if self._copy is None:
+            self._copy = ops._reorder_linear_weight(self._weight.detach(), REORDERED_FOR)
+        return ops._linear_pointwise(x, self._copy, self._bias, "none", [], "")
+
+
+def fuse(model: nn.Module) -> Fused:
     """Lay out a causal language model of the Llama or Qwen kind.
 
     What is packed (quantised), has hooks (spread over devices) or no weights yet is called as the
     module that it is.
-
-    Returns:
-        Its blocks, and its last norm.
     """
+    reorders = _reorders(model)
     blocks = []
     for layer in model.model.layers:
         attention, mlp = layer.self_attn, layer.mlp
@@ -61,32 +94,60 @@ def fuse(model: nn.Module) -> tuple[tuple[Block, ...], Compute]:
         blocks.append(
             Block(
                 norm_in=_norm(layer.input_layernorm),
-                qkv=_joined([attention.q_proj, attention.k_proj, attention.v_proj]),
+                qkv=_joined(reorders, attention.q_proj, attention.k_proj, attention.v_proj),
                 q_norm=_norm(attention.q_norm) if normed else None,
                 k_norm=_norm(attention.k_norm) if normed else None,
-                out=_joined([attention.o_proj]),
+                out=_joined(reorders, attention.o_proj),
                 norm_mid=_norm(layer.post_attention_layernorm),
-                gate_up=_joined([mlp.gate_proj, mlp.up_proj]),
+                gate_up=_joined(reorders, mlp.gate_proj, mlp.up_proj),
                 activate=mlp.act_fn,
-                down=_joined([mlp.down_proj]),
+                down=_joined(reorders, mlp.down_proj),
             )
         )
-    lay_out(model)  # the output layer too, if it is not the embedding
-    return tuple(blocks), _norm(model.model.norm)
+    _store_by_input(model)  # the output layer too, if it is not the embedding
+    model.register_state_dict_post_hook(_in_usual_order)
+    output = model.get_output_embeddings()
+    if reorders and _is_plain(output):
+        output = Reordered(output.weight, output.bias)
+    return Fused(tuple(blocks), _norm(model.model.norm), output)
+
+
+def lay_out(module: nn.Module) -> None:
+    """Lay out all plain linear layers of a module for small passes; they are called as before."""
+    _store_by_input(module)
+    if _reorders(module):
+        for part in filter(_is_plain, module.modules()):
+            part.forward = Reordered(part.weight, part.bias)
 
 
 @torch.no_grad()
-def lay_out(module: nn.Module) -> None:
-    """Store the weights of all plain linear layers in the order that the device reads fastest.
-
-    A weight that is also an embedding stays: looking up a token would then read far apart.
-    """
+def _store_by_input(module: nn.Module) -> None:
+    """A weight that is also an embedding stays: looking up a token would then read far apart."""
     looked_up = {
         part.weight.data_ptr() for part in module.modules() if isinstance(part, nn.Embedding)
     }
     for part in module.modules():
         if _is_plain(part) and part.weight.data_ptr() not in looked_up:
             part.weight.data = _by_input(part.weight.data)
+
+
+def _in_usual_order(
+    module: nn.Module, state: dict[str, torch.Tensor], prefix: str, metadata: dict
+) -> None:
+    """A hook of `state_dict`: writers of files want weights output by output."""
+    for name, tensor in state.items():
+        state[name] = tensor.contiguous()
+
+
+def _reorders(module: nn.Module) -> bool:
+    """Whether oneDNN's order pays and the second copy is small."""
+    weights = list(module.parameters())
+    return (
+        all(w.device.type == "cpu" and w.dtype == torch.bfloat16 for w in weights)
+        and sum(w.nbytes for w in weights) <= MOST_REORDERED
+        and torch.backends.mkldnn.is_available()
+        and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    )
 
 
 def _by_input(weight: torch.Tensor) -> torch.Tensor:
@@ -107,7 +168,7 @@ def _is_bare(module: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def _joined(modules: Sequence[nn.Module]) -> Compute:
+def _joined(reorders: bool, *modules: nn.Module) -> Compute:
     """What these layers make of the same rows, side by side; by one product where they are plain
     and alike, and then they become views of its weight."""
     if not all(map(_is_plain, modules)) or not _alike(modules):
@@ -125,7 +186,7 @@ def _joined(modules: Sequence[nn.Module]) -> Compute:
         if bias is not None:
             module.bias.data = bias[start:end]
         start = end
-    return partial(F.linear, weight=weight, bias=bias)
+    return Reordered(weight, bias) if reorders else partial(F.linear, weight=weight, bias=bias)
 
 
 def _alike(modules: Sequence[nn.Linear]) -> bool:

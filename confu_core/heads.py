@@ -257,6 +257,15 @@ class ExpertMixture(nn.Module):
         return weights.to(self.experts.dtype) @ self.experts, weights
 
 
+# The target's linear layers by the rows that they read (`fused.Block` computes each group at once).
+ADAPTED = {
+    "qkv": ("q_proj", "k_proj", "v_proj"),
+    "out": ("o_proj",),
+    "gate_up": ("gate_proj", "up_proj"),
+    "down": ("down_proj",),
+}
+
+
 class Adapters(nn.Module):
     """Low-rank changes to the frozen target's linear layers, for contemplate rows alone.
 
@@ -284,10 +293,33 @@ class Adapters(nn.Module):
             self.down[name] = nn.Parameter(torch.randn(shape.layers, rank, inputs) * inputs**-0.5)
             self.up[name] = nn.Parameter(torch.zeros(shape.layers, outputs, rank))
 
-    def forward(self, layer: int, name: str, x: torch.Tensor) -> torch.Tensor:
-        """What is added to linear `name` of a layer for inputs (..., in): (..., out)."""
-        down, up = self.down[name][layer], self.up[name][layer]
-        return (x @ down.to(x.dtype).t()) @ up.to(x.dtype).t()
+        # Per group and in the precision of the rows: down (L, n·r, in), up (L, out, n·r), made when
+        # first asked for in inference.
+        self._joined: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def forward(self, layer: int, group: str, x: torch.Tensor) -> torch.Tensor:
+        """What is added to the linear layers of a group of `ADAPTED`, side by side, for inputs
+        (..., in): (..., out)."""
+        if torch.is_inference_mode_enabled():
+            down, up = self._products(group, x.dtype)
+            return (x @ down[layer].t()) @ up[layer].t()
+        parts = []
+        for name in ADAPTED[group]:
+            down, up = self.down[name][layer].to(x.dtype), self.up[name][layer].to(x.dtype)
+            parts.append((x @ down.t()) @ up.t())
+        return torch.cat(parts, dim=-1)
+
+    def _products(self, group: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """One pair of factors for a whole group: two products instead of two per layer. Starting
+        them is what costs (our own measurement; docs/performance.md)."""
+        found = self._joined.get(group)
+        if found is None or found[0].dtype != dtype:
+            downs = [self.down[name] for name in ADAPTED[group]]
+            ups = [self.up[name] for name in ADAPTED[group]]
+            blocks = [torch.block_diag(*layer) for layer in zip(*ups, strict=True)]
+            found = torch.cat(downs, dim=1).to(dtype), torch.stack(blocks).to(dtype)
+            self._joined[group] = found
+        return found
 
 
 class Contemplation(nn.Module):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from confu_core.errors import ConFuError, SettingsError, TargetError
-from confu_core.sizes import BYTES, TargetShape, eagle3_parameters
+from confu_core.sizes import BYTES, PACKED, TargetShape, eagle3_parameters
 
 if TYPE_CHECKING:
     from confu_core.compare import Engine
@@ -59,10 +59,10 @@ class Preset:
         heads = len(self.heads or ())
         return self.shape.bytes("bfloat16") + heads * self.head_bytes
 
-    @property
-    def memory_bytes(self) -> int:
-        """What it takes while it decodes: weights, head, and room to work."""
-        return self.shape.bytes(self.dtype) + self.head_bytes + WORKING_BYTES
+    def memory_bytes(self, dtype: str | None = None, bits: int | None = None) -> int:
+        """What it takes while it decodes: weights, head, and room to work. In the preset's own
+        precision, if no other is named; `bits` 4 or 8 packs the target's weights."""
+        return self.shape.bytes(dtype or self.dtype, bits) + self.head_bytes + WORKING_BYTES
 
     def has(self, method: str) -> bool:
         """Whether the method can run: plain decoding needs no head."""
@@ -196,8 +196,18 @@ def _main_memory() -> int | None:
     return min(found, default=None)
 
 
-def refusal(preset: Preset, machine: Machine) -> str:
-    """Why a preset cannot run on a machine, with what to do instead; empty if it can."""
+def refusal(
+    preset: Preset, machine: Machine, dtype: str | None = None, bits: int | None = None
+) -> str:
+    """Why a preset cannot run on a machine, with what to do instead; empty if it can.
+
+    Args:
+        dtype, bits: as in `load`.
+    """
+    if dtype not in (None, *BYTES):
+        return f"Precision {dtype!r} is not supported. Choose: {', '.join(BYTES)}."
+    if bits not in (None, *PACKED):
+        return f"{bits}-bit targets are not supported. Choose 4 or 8 bits."
     if preset.target is None:
         return ""
     if machine.space and machine.device == "cpu":
@@ -205,12 +215,17 @@ def refusal(preset: Preset, machine: Machine) -> str:
             f"{preset.title} needs a GPU, and this Space has none. Duplicate the Space with a GPU, "
             f"or run it on a machine of your own: python app.py --preset {preset.name}."
         )
-    if machine.memory is not None and preset.memory_bytes > machine.memory:
-        return (
-            f"{preset.title} needs about {gigabytes(preset.memory_bytes)} GB while it runs; this "
-            f"machine has {gigabytes(machine.memory)} GB. Choose a smaller one."
-        )
-    return ""
+    needed = preset.memory_bytes(dtype, bits)
+    if machine.memory is None or needed <= machine.memory:
+        return ""
+    said = (
+        f"{preset.title} needs about {gigabytes(needed)} GB while it runs; this machine has "
+        f"{gigabytes(machine.memory)} GB. Choose a smaller one"
+    )
+    packed = preset.memory_bytes(preset.dtype, 4)
+    if packed <= machine.memory:
+        return f"{said}, or --bits 4, which needs about {gigabytes(packed)} GB."
+    return f"{said}."
 
 
 def gigabytes(count: int) -> str:
@@ -243,7 +258,7 @@ def load(
     from confu_core.compare import load_engine
 
     free_memory()
-    reason = refusal(preset, this_machine(device))
+    reason = refusal(preset, this_machine(device), dtype, bits)
     if reason:
         raise SettingsError(reason)
     chosen = heads or preset.heads

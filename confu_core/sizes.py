@@ -16,6 +16,8 @@ from confu_core.errors import DataError
 
 # Bytes of one number.
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+# The same where weights are packed, with bitsandbytes' float32 scale of every 64 numbers of 4 bits.
+PACKED = {4: 0.5 + 4 / 64, 8: 1.0}
 
 
 @dataclass(frozen=True)
@@ -79,8 +81,13 @@ class TargetShape:
         tables = (1 if self.tied else 2) * self.vocab * self.hidden
         return self.layers * layer + self.hidden + tables
 
-    def bytes(self, dtype: str) -> int:
-        return self.parameters * BYTES[dtype]
+    def bytes(self, dtype: str, bits: int | None = None) -> int:
+        """Bytes of the weights in a precision; with `bits` those of the layers' matrices are packed
+        into 4 or 8, while embedding, output and norms keep the precision."""
+        if bits is None:
+            return self.parameters * BYTES[dtype]
+        packed = self.layers * self.layer_matrices
+        return (self.parameters - packed) * BYTES[dtype] + round(packed * PACKED[bits])
 
 
 def eagle3_parameters(target: TargetShape, draft_vocab: int) -> int:

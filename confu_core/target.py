@@ -46,9 +46,10 @@ SPREAD = "spread"  # as a device: over all GPUs, by accelerate's `device_map="au
 
 
 class Adapters(Protocol):
-    """Changes to the target's linear layers: what is added for inputs (..., in) to (..., out)."""
+    """Changes to the target's linear layers, in the groups of `fused.Block` ("qkv", "out",
+    "gate_up", "down"): what is added for inputs (..., in) to outputs (..., out)."""
 
-    def __call__(self, layer: int, name: str, x: torch.Tensor) -> torch.Tensor: ...
+    def __call__(self, layer: int, group: str, x: torch.Tensor) -> torch.Tensor: ...
 
 
 class Memory(Protocol):
@@ -109,13 +110,7 @@ class Target:
         self.tap_layers: tuple[int, ...] = (2, self.layers // 2, self.layers - 3)
         self.stop_ids: frozenset[int] = _stop_ids(model, tokenizer)
         # The model's weights, laid out for small passes.
-        self._blocks, self._last_norm = fuse(self.model)
-        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        self._qkv_places = (
-            ("q_proj", slice(queries)),
-            ("k_proj", slice(queries, queries + keys)),
-            ("v_proj", slice(queries + keys, None)),
-        )
+        self._fused = fuse(self.model)
 
     @classmethod
     def load(
@@ -229,7 +224,7 @@ class Target:
 
     def logits(self, last: torch.Tensor) -> torch.Tensor:
         """Final states (..., Ht) -> next-token logits (..., V), float32 for sampling."""
-        return self.model.get_output_embeddings()(last)[..., : self.vocab].float()
+        return self._fused.output(last)[..., : self.vocab].float()
 
     def run(
         self,
@@ -260,20 +255,19 @@ class Target:
             # The G query heads of a key/value head become extra rows, so keys are never copied.
             mask = masks.additive(may_attend, inputs.dtype).unsqueeze(1).repeat(1, 1, groups, 1)
 
-        def adapt(layer: int, name: str, x: torch.Tensor, y: torch.Tensor) -> None:
-            y[:, adapted_from:] += adapters(layer, name, x[:, adapted_from:])
+        def adapt(layer: int, group: str, x: torch.Tensor, y: torch.Tensor) -> None:
+            y[:, adapted_from:] += adapters(layer, group, x[:, adapted_from:])
 
         turned = self.heads + self.kv_heads  # heads of queries and keys, which stand side by side
         x = inputs
         taps = []
-        for index, block in enumerate(self._blocks):
+        for index, block in enumerate(self._fused.blocks):
             if index in self.tap_layers:
                 taps.append(x)
             normed = block.norm_in(x)
             y = block.qkv(normed)
             if adapters is not None:
-                for name, place in self._qkv_places:
-                    adapt(index, name, normed, y[..., place])
+                adapt(index, "qkv", normed, y)
             y = y.view(batch, rows, -1, self.head_dim).transpose(1, 2)  # (B, K·G + 2 K, R, D)
             qk, v = y[:, :turned], y[:, turned:]
             if block.q_norm is not None:
@@ -285,20 +279,19 @@ class Target:
             mixed = mixed.transpose(1, 2).reshape(batch, rows, -1)
             y = block.out(mixed)
             if adapters is not None:
-                adapt(index, "o_proj", mixed, y)
+                adapt(index, "out", mixed, y)
             x = x + y
             normed = block.norm_mid(x)
             y = block.gate_up(normed)
-            gate, up = y[..., : self.intermediate], y[..., self.intermediate :]
             if adapters is not None:
-                adapt(index, "gate_proj", normed, gate)
-                adapt(index, "up_proj", normed, up)
+                adapt(index, "gate_up", normed, y)
+            gate, up = y[..., : self.intermediate], y[..., self.intermediate :]
             inner = block.activate(gate) * up
             y = block.down(inner)
             if adapters is not None:
-                adapt(index, "down_proj", inner, y)
+                adapt(index, "down", inner, y)
             x = x + y
-        return Rows(taps=torch.cat(taps, dim=-1), last=self._last_norm(x))
+        return Rows(taps=torch.cat(taps, dim=-1), last=self._fused.norm(x))
 
     def prefill(self, cache: KVCache, token_ids: list[int]) -> Rows:
         """Run the prompt through an empty cache and commit it. Rows are (1, P, ...)."""

@@ -30,7 +30,7 @@ from confu_core.target import Target
 from confu_core.trace import Settings
 
 COPY_BYTES, LAYOUT_BYTES = 1 << 28, 1 << 26  # beyond a core's caches
-PRODUCT_SIZE = 1536  # rows and columns of the timed matrices
+PRODUCT_SIZES = (1024, 2048)  # rows and columns of the timed matrices
 LAYOUT_ROWS = (1, 4, 8, 16, 30, 60)
 TRIES = 5
 
@@ -66,10 +66,12 @@ def measure_machine(device: torch.device, dtype: torch.dtype) -> Machine:
     """The best of a few tries at both."""
     source = torch.zeros(COPY_BYTES // dtype.itemsize, dtype=dtype, device=device)
     place = torch.empty_like(source)
-    left = torch.randn(PRODUCT_SIZE, PRODUCT_SIZE, device=device).to(dtype)
     copy = _best(lambda: place.copy_(source), device)
-    product = _best(lambda: left @ left, device)
-    return Machine(2 * source.nbytes / copy, 2 * PRODUCT_SIZE**3 / product)
+    rates = []
+    for size in PRODUCT_SIZES:
+        left = torch.randn(size, size, device=device).to(dtype)
+        rates.append(2 * size**3 / _best(lambda left=left: left @ left, device))
+    return Machine(2 * source.nbytes / copy, max(rates))
 
 
 def _best(run: Callable[[], object], device: torch.device) -> float:
@@ -162,7 +164,7 @@ def measure(
         repeats: timed runs of each; one more goes before them, untimed.
     """
     report("measuring the machine")
-    machine = measure_machine(target.device, target.dtype)
+    machines = [measure_machine(target.device, target.dtype)]
     peer, own = Peer("transformers", target), OwnLane("plain", PLAIN, target)
     rounds: dict[str, list[Round]] = {name: [] for name in methods}
     recorded: dict[str, list[Round]] = {name: [] for name in methods}
@@ -181,6 +183,11 @@ def measure(
             if repeat:
                 count = len(answer.token_ids) - answer.first_tokens
                 per_token[name].append(1000 * answer.seconds / count)
+    machines.append(measure_machine(target.device, target.dtype))
+    machine = Machine(  # the better of two moments, so that a busy one lowers no floor
+        max(found.bytes_per_second for found in machines),
+        max(found.operations_per_second for found in machines),
+    )
     return {
         "machine": {
             "copy_gb_per_second": round(machine.bytes_per_second / 1e9, 2),

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import torch
 
-from confu_core.heads import Contemplation, ContemplationShape, DraftHead, DraftShape
+from confu_core.heads import (
+    Contemplation,
+    ContemplationShape,
+    DraftHead,
+    DraftShape,
+    ExpertMixture,
+)
 from confu_core.target import Target
 from confu_core.train.data import Conversation, batches
 from confu_core.train.features import TextMemory, read_text
+
+RENEWED_NOISE = 0.1  # of an expert's size, so that renewed experts differ
 
 
 def new_head(target: Target, vocabulary: torch.Tensor) -> DraftHead:
@@ -59,6 +67,37 @@ def new_head(target: Target, vocabulary: torch.Tensor) -> DraftHead:
     return head
 
 
+def renew_routers(part: Contemplation, usage: dict[str, list[float]], seed: int) -> None:
+    """Give collapsed mixtures a second chance: every expert becomes the mean of all, weighted by
+    their use, with a little noise, and the router begins anew.
+
+    What a mixture gives hardly changes, so what was learnt stays; but all experts can learn again
+    (as dense layers are made into experts, arXiv 2212.05055).
+
+    Args:
+        usage: `contemplate_experts` and `future_experts`, mean weight of each expert (E,).
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for name in ("contemplate", "future"):
+        mixture = getattr(part, name)
+        if mixture.router is None:
+            continue
+        with torch.no_grad():
+            shares = torch.tensor(usage[f"{name}_experts"])
+            mean = (shares / shares.sum()) @ mixture.experts
+            noise = torch.randn(mixture.experts.shape, generator=generator)
+            mixture.experts.copy_(mean + RENEWED_NOISE * mean.square().mean().sqrt() * noise)
+            _begin_router(mixture, generator)
+
+
+def _begin_router(mixture: ExpertMixture, generator: torch.Generator) -> None:
+    """Inputs are standardised, so first scores spread by about 1."""
+    if mixture.router is not None:
+        width = mixture.router.in_features
+        mixture.router.weight.normal_(0.0, width**-0.5, generator=generator)
+        mixture.router.bias.zero_()
+
+
 def new_contemplation(
     target: Target, head: DraftHead, conversations: list[Conversation], seed: int, **switches
 ) -> Contemplation:
@@ -94,11 +133,7 @@ def new_contemplation(
             mixture.scale.copy_(1.0 / states.std(0).clamp(min=1e-4))
             picks = torch.randint(0, target.vocab, (len(mixture.experts),), generator=generator)
             mixture.experts.copy_(target.embed(picks).float())
-            if mixture.router is not None:
-                # Standardised inputs have unit variance, so this spreads the first scores by ~1.
-                width = mixture.router.in_features
-                mixture.router.weight.normal_(0.0, width**-0.5, generator=generator)
-                mixture.router.bias.zero_()
+            _begin_router(mixture, generator)
         slots = part.shape.soft_prompts
         if slots:
             words = [t for c in conversations[:8] for t in c.ids[c.answer_start :]][:slots]

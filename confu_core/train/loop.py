@@ -29,6 +29,7 @@ from confu_core.train.losses import DraftTrainee, Unrolled, chain_starts
 
 READ_OUT_WEIGHT = 0.3  # of the read-out's own loss (ConFu+; the paper has no auxiliary loss)
 READ_OUT_DECAY = 0.5  # each further read-out weighs half of the one before
+ROUTER_BALANCE = 0.05  # of the routers' imbalance (ours, against collapse)
 DEPTH_WEIGHT = 0.8  # weight of depth k in the loss is 0.8 ** k (EAGLE-3)
 
 
@@ -38,7 +39,7 @@ class TrainSettings:
 
     steps: optimiser steps. batch_tokens: padded tokens per step and process.
     unroll: train-time-test steps; the first quarter of the run uses 2.
-    contemplate_rate: for soft prompts, mixtures, gate, entry bias and read-out weight.
+    contemplate_rate: for soft prompts, experts, gate, entry bias and read-out weight.
     adapter_rate: for the adapters of contemplate rows (ConFu+).
     anchor_every: one anchor per so many starts. replicate: anchors serve later starts too.
     """
@@ -112,6 +113,8 @@ def train(
                 "positions_per_second": round(positions / (now - clock)),
                 "seconds": round(now - clock, 1),
             }
+            if result.imbalance is not None:
+                row["router_imbalance"] = round(result.imbalance.item(), 3)
             if result.read_out_losses:
                 row["read_out_losses"] = [round(x.item(), 3) for x in result.read_out_losses]
                 row["read_out_weight"] = [
@@ -138,24 +141,30 @@ def train(
 
 def total_loss(result: Unrolled) -> torch.Tensor:
     """Depth-weighted mean of the losses, so its scale does not depend on the number of steps; the
-    read-out's own loss comes on top."""
+    read-out's own loss and the routers' imbalance come on top."""
     weights = [DEPTH_WEIGHT**k for k in range(len(result.losses))]
     loss = sum(w * loss for w, loss in zip(weights, result.losses, strict=True)) / sum(weights)
     if result.read_out_losses:
         shares = [READ_OUT_DECAY**j for j in range(len(result.read_out_losses))]
         told = sum(w * x for w, x in zip(shares, result.read_out_losses, strict=True)) / sum(shares)
         loss = loss + READ_OUT_WEIGHT * told
+    if result.imbalance is not None:
+        loss = loss + ROUTER_BALANCE * result.imbalance
     return loss
 
 
 def parameter_groups(
     head: DraftHead, contemplation: Contemplation | None, settings: TrainSettings
 ) -> list[dict]:
-    """Whole matrices learn at `rate`; what shapes the future token at `contemplate_rate`."""
+    """Whole matrices learn at `rate`, routers too; what shapes the future token at
+    `contemplate_rate`. A router reads hundreds of standardised numbers: at the fast rate one step
+    moved its scores by several units, and it was saturated before experts differed."""
     groups = [{"params": list(head.parameters()), "lr": settings.rate}]
     if contemplation is not None:
         # Lists, not sets: a resumed optimiser finds its state by a parameter's place.
         slow = [contemplation.project.weight, contemplation.project_norm.weight]
+        for mixture in (contemplation.contemplate, contemplation.future):
+            slow += list(mixture.router.parameters()) if mixture.router else []
         adapting = list(contemplation.adapters.parameters()) if contemplation.adapters else []
         slow += [contemplation.turns] if contemplation.shape.read_outs else []
         others = {id(parameter) for parameter in slow + adapting}

@@ -67,6 +67,7 @@ class FutureRows:
     or None; present: (B, M); age: (B, M) how many tokens the start is behind its anchor;
     read_states: (B, A, R, H) of the anchors, or None; anchor_of: (B, M) index into A;
     router_weights: of both mixtures over the anchors, (B, A, E), for statistics.
+    imbalance: () of both routers together, for the loss.
     """
 
     feature: torch.Tensor
@@ -76,6 +77,7 @@ class FutureRows:
     read_states: torch.Tensor | None
     anchor_of: torch.Tensor
     router_weights: tuple[torch.Tensor, torch.Tensor]
+    imbalance: torch.Tensor
 
 
 def gather_rows(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
@@ -92,6 +94,7 @@ class Unrolled:
     read_out_losses: the same for the future tokens' own read-outs (ConFu+ only, not the paper's).
     top1, top8: (n,) booleans per depth on the starts whose chain is long enough to be judged at
         every depth: whether the draft's best / best 8 hold the token that followed.
+    imbalance: of both routers together (`router_imbalance`); None without a future token.
     """
 
     losses: list[torch.Tensor]
@@ -100,6 +103,7 @@ class Unrolled:
     top8: list[torch.Tensor]
     router_weights: tuple[torch.Tensor, torch.Tensor] | None
     read_out_losses: list[torch.Tensor]
+    imbalance: torch.Tensor | None
 
 
 class DraftTrainee(nn.Module):
@@ -188,7 +192,8 @@ class DraftTrainee(nn.Module):
                 top1.append(hits[:, 0])
                 top8.append(hits.any(-1))
         weights = future.router_weights if future else None
-        return Unrolled(losses, counts, top1, top8, weights, read_out_losses)
+        imbalance = future.imbalance if future else None
+        return Unrolled(losses, counts, top1, top8, weights, read_out_losses, imbalance)
 
     def futures_of(self, batch: Batch, anchors: Anchors, starts: torch.Tensor) -> FutureRows:
         """The future tokens of given anchors, without any draft step."""
@@ -272,7 +277,9 @@ class DraftTrainee(nn.Module):
             # f's entry stands at the position of the chain's first entry, as the root's does.
             entry = head.keys_values(head.attention_input(slot, feature), *head.rotary(starts))
         weights = (contemplate_weights, future_weights)
-        return FutureRows(feature, entry, present, age, read_states, index, weights)
+        real = positions > 0  # a start follows a prompt, so 0 is padding
+        imbalance = sum(router_imbalance(w[real]) for w in weights)
+        return FutureRows(feature, entry, present, age, read_states, index, weights, imbalance)
 
     def _step(
         self,
@@ -297,6 +304,18 @@ class DraftTrainee(nn.Module):
         entry_bias = self.contemplation.entry_bias if future is not None else None
         mixed = chain_attention(q, text, own, starts, future, entry_bias)
         return head.finish(state, mixed)
+
+
+def router_imbalance(weights: torch.Tensor) -> torch.Tensor:
+    """How unevenly a mixture uses its experts: E times the sum of squared mean weights, less 1.
+
+    0 when all carry the same on average, E - 1 when one carries everything. Ours: without it in
+    the loss, routers collapsed onto one expert (docs/training.md).
+
+    Args:
+        weights: (n, E), each row summing to 1.
+    """
+    return weights.shape[-1] * weights.float().mean(0).square().sum() - 1
 
 
 class SoftCrossEntropy(torch.autograd.Function):

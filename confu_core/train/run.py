@@ -20,7 +20,7 @@ from confu_core.target import Target
 from confu_core.train.card import write_card
 from confu_core.train.data import coverage, draft_vocabulary, load_conversations
 from confu_core.train.futures import fit_basis
-from confu_core.train.init import new_contemplation, new_head
+from confu_core.train.init import new_contemplation, new_head, renew_routers
 from confu_core.train.loop import TrainSettings, train
 
 
@@ -31,7 +31,8 @@ class Recipe:
     method: "eagle3" or "confu". data: JSON-lines files of conversations. start: a checkpoint to
     continue from (ConFu always starts from an EAGLE-3 head); None begins a new EAGLE-3 head.
     run: folder of the run's state and log. save: checkpoint folder to write at the end.
-    switches: fields of `ContemplationShape` for ablations. command: for the model card.
+    switches: fields of `ContemplationShape` for ablations. renew_routers: begin the routers of a
+    ConFu head anew. command: for the model card.
     """
 
     method: str
@@ -42,6 +43,7 @@ class Recipe:
     start: Path | None = None
     draft_vocab: int = 8192
     switches: tuple[tuple[str, int | bool], ...] = ()
+    renew_routers: bool = False
     precision: str = "bf16"
     command: str = ""
 
@@ -137,6 +139,8 @@ def _modules(
     head, contemplation = start.head.requires_grad_(True), start.contemplation
     if contemplation is not None:
         contemplation.requires_grad_(True)
+        if recipe.renew_routers:
+            renew_routers(contemplation, start.facts["held_out"], seed)
     elif recipe.method == "confu":
         contemplation = new_contemplation(
             target, head, conversations, seed, **dict(recipe.switches)

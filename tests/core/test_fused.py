@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 
+from confu_core import fused
 from confu_core.fused import fuse, lay_out
 from tests import fakes
 
@@ -56,7 +57,8 @@ def test_blocks_compute_what_the_modules_do(kind):
     name, config = KINDS[kind]
     model = fakes.tiny_model(name, seed=3, **config)
     layers = copy.deepcopy(model).model.layers
-    blocks, last = fuse(model)
+    whole = fuse(model)
+    blocks, last = whole.blocks, whole.norm
     assert len(blocks) == len(layers)
     x, inner = rows(model.config.hidden_size, 1, 5), rows(model.config.intermediate_size, 1, 5)
     for block, layer in zip(blocks, layers, strict=True):
@@ -110,6 +112,54 @@ def test_half_precision_keeps_its_order():
     assert model.model.layers[0].mlp.down_proj.weight.stride(1) == 1
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_reordered_weights_compute_the_same(kind):
+    name, config = KINDS[kind]
+    model = fakes.tiny_model(name, seed=3, **config).to(torch.bfloat16)
+    whole = fuse(model)
+    attention, mlp = model.model.layers[1].self_attn, model.model.layers[1].mlp
+    x = rows(model.config.hidden_size, 1, 5).bfloat16()
+    inner = rows(model.config.intermediate_size, 1, 5).bfloat16()
+    block = whole.blocks[1]
+    with torch.inference_mode():
+        qkv = torch.cat([attention.q_proj(x), attention.k_proj(x), attention.v_proj(x)], -1)
+        for found, wanted in (
+            (block.qkv(x), qkv),
+            (block.gate_up(x), torch.cat([mlp.gate_proj(x), mlp.up_proj(x)], -1)),
+            (block.down(inner), mlp.down_proj(inner)),
+            (whole.output(x), model.lm_head(x)),
+        ):
+            torch.testing.assert_close(found, wanted, atol=1e-2, rtol=2e-2)
+    if fused._reorders(model):  # a processor with bfloat16
+        assert block.down._copy is not None and whole.output._copy is not None
+
+
+def test_weights_are_reordered_for_inference_alone():
+    layer = torch.nn.Linear(32, 16).bfloat16()
+    lay_out(layer_of := torch.nn.Sequential(layer))
+    if not fused._reorders(layer_of):
+        pytest.skip("this processor does not compute in bfloat16: nothing is reordered")
+    x = rows(32, 3).bfloat16().requires_grad_()
+    with torch.no_grad():
+        layer(x)
+    assert layer.forward._copy is None
+    layer(x).sum().backward()
+    assert layer.forward._copy is None and x.grad is not None
+    with torch.inference_mode():
+        found = layer(x.detach())
+        assert layer.forward._copy is not None
+        wide = layer.float()(x.detach().float())  # what is wanted, to bfloat16's precision
+    torch.testing.assert_close(found.float(), wide, atol=1e-2, rtol=1e-2)
+
+
+def test_large_models_and_float32_are_not_kept_twice(monkeypatch):
+    small = fakes.tiny_model("llama").to(torch.bfloat16)
+    monkeypatch.setattr(fused, "MOST_REORDERED", sum(p.nbytes for p in small.parameters()) - 1)
+    assert not fused._reorders(small)
+    assert not fused._reorders(fakes.tiny_model("llama"))
+    assert not isinstance(fuse(small).output, fused.Reordered)
+
+
 class Packed(torch.nn.Linear):
     """Stands for a quantised layer."""
 
@@ -129,7 +179,7 @@ def test_layers_that_are_not_plain_are_called_as_they_are(how):
         attention.k_proj.to(torch.float64).register_forward_pre_hook(
             lambda module, rows: (rows[0].double(),)
         )
-    blocks, _ = fuse(model)
+    blocks = fuse(model).blocks
     x = rows(32, 1, 5)
     with torch.no_grad():
         wanted = [attention.q_proj(x), attention.k_proj(x).float(), attention.v_proj(x)]
@@ -144,7 +194,7 @@ def test_layers_that_are_not_plain_are_called_as_they_are(how):
 def test_an_outline_is_left_without_weights():
     with torch.device("meta"):
         model = fakes.tiny_model("llama")
-    blocks, _ = fuse(model)
+    blocks = fuse(model).blocks
     assert all(parameter.is_meta for parameter in model.parameters())
     assert len(blocks) == 8
 
@@ -153,7 +203,7 @@ def test_a_watched_norm_is_called_with_its_hook():
     model = fakes.tiny_model("llama")
     norm = model.model.layers[1].input_layernorm
     norm.register_forward_hook(lambda module, rows, result: result + 100)
-    blocks, _ = fuse(model)
+    blocks = fuse(model).blocks
     x = rows(32, 1, 5)
     with torch.no_grad():
         assert float(blocks[1].norm_in(x).min()) > 50

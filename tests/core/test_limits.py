@@ -61,7 +61,7 @@ def test_floor_is_the_slower_of_reading_and_computing():
 
 def test_the_machine_is_measured(monkeypatch):
     monkeypatch.setattr(limits, "COPY_BYTES", 1 << 20)
-    monkeypatch.setattr(limits, "PRODUCT_SIZE", 64)
+    monkeypatch.setattr(limits, "PRODUCT_SIZES", (64, 96))
     found = limits.measure_machine(torch.device("cpu"), torch.float32)
     assert found.bytes_per_second > 1e6 and found.operations_per_second > 1e5
 
@@ -113,7 +113,7 @@ def test_wilsons_interval_against_published_values():
 def test_limits_command(folders, tmp_path, capsys, monkeypatch):  # noqa: F811
     monkeypatch.setattr(limits, "COPY_BYTES", 1 << 20)
     monkeypatch.setattr(limits, "LAYOUT_BYTES", 1 << 16)
-    monkeypatch.setattr(limits, "PRODUCT_SIZE", 64)
+    monkeypatch.setattr(limits, "PRODUCT_SIZES", (64, 96))
     out, page = tmp_path / "limits.json", tmp_path / "page.md"
     common = [*options(folders), "--nodes", "6", "--depth", "2", "--repeats", "1"]
     assert main(["limits", *common, "--json", str(out), "--write", str(page)]) == 0

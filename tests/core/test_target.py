@@ -322,7 +322,7 @@ def spread_by_hand(model: torch.nn.Module) -> None:
 def test_rows_of_a_spread_target_stay_on_one_device(family, together, monkeypatch):
     """No operation of a pass mixes devices, and everything it gives is where the drafts are."""
     # Laying out weights reads addresses, which fake tensors do not have.
-    monkeypatch.setattr("confu_core.fused.lay_out", lambda model: None)
+    monkeypatch.setattr("confu_core.fused._store_by_input", lambda model: None)
     monkeypatch.setattr("confu_core.fused._is_plain", lambda module: False)
     make, tokenizer = families.FAMILIES[family]
     model = make(tie_word_embeddings=False)

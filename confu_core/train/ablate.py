@@ -24,7 +24,7 @@ class Variant:
     what: str
     method: str = "confu"
     switches: dict[str, int | bool] = field(default_factory=dict)
-    settings: dict[str, bool] = field(default_factory=dict)
+    settings: dict[str, bool | float] = field(default_factory=dict)
 
 
 STATIC = {"contemplate_experts": 1, "future_experts": 1}
@@ -37,6 +37,7 @@ VARIANTS: dict[str, Variant] = {
         "f as a key/value entry only (the paper's data flow)", switches={"future_query": False}
     ),
     "no-soft-prompts": Variant("no soft prompts", switches={"soft_prompts": 0}),
+    "no-balance": Variant("routers not kept in balance", settings={"router_balance": 0.0}),
     "full": Variant("ConFu"),
     "read-outs": Variant("ConFu, and f names three tokens itself", switches={"read_outs": 3}),
     "plus": Variant(

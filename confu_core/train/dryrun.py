@@ -205,7 +205,7 @@ def first_steps(plan: Plan, stage: str, report: Callable[[str], None]) -> list[f
     losses = []
     for _ in range(STEPS):
         optimiser.zero_grad()
-        loss = total_loss(trainee(batch, settings.unroll, random.Random(0), 3, True))
+        loss = total_loss(trainee(batch, settings.unroll, random.Random(0), 3, True), settings)
         loss.backward()
         faults = [n for n, p in trainee.named_parameters() if not _sound(p)]
         if faults or not loss.isfinite():

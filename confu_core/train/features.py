@@ -91,6 +91,11 @@ class FeatureReader:
             self._bytes += sum(column.nbytes for column in kept)
         return features
 
+    def forget(self) -> None:
+        """Keep nothing of what was read."""
+        self._kept.clear()
+        self._bytes = 0
+
     def _assemble(self, batch: Batch) -> Features:
         kept = [self._kept[number] for number in batch.numbers]
         taps, last, wanted = (

@@ -29,7 +29,6 @@ from confu_core.train.losses import DraftTrainee, Unrolled, chain_starts
 
 READ_OUT_WEIGHT = 0.3  # of the read-out's own loss (ConFu+; the paper has no auxiliary loss)
 READ_OUT_DECAY = 0.5  # each further read-out weighs half of the one before
-ROUTER_BALANCE = 0.05  # of the routers' imbalance (ours, against collapse)
 DEPTH_WEIGHT = 0.8  # weight of depth k in the loss is 0.8 ** k (EAGLE-3)
 
 
@@ -42,6 +41,7 @@ class TrainSettings:
     contemplate_rate: for soft prompts, experts, gate, entry bias and read-out weight.
     adapter_rate: for the adapters of contemplate rows (ConFu+).
     anchor_every: one anchor per so many starts. replicate: anchors serve later starts too.
+    router_balance: weight of the routers' imbalance in the loss (ours, against collapse).
     """
 
     steps: int
@@ -56,6 +56,7 @@ class TrainSettings:
     anchor_every: int = 3
     replicate: bool = True
     evaluate_every: int = 200
+    router_balance: float = 0.05
 
 
 def train(
@@ -95,7 +96,7 @@ def train(
             result = wrapped(
                 batch, min(unroll, settings.unroll), dice, settings.anchor_every, settings.replicate
             )
-        loss = total_loss(result)
+        loss = total_loss(result, settings)
         optimiser.zero_grad()
         accelerator.backward(loss)
         norm = accelerator.clip_grad_norm_(wrapped.parameters(), settings.clip)
@@ -139,7 +140,7 @@ def train(
     modules.load_state_dict(load_file(folder / "best.safetensors"))
 
 
-def total_loss(result: Unrolled) -> torch.Tensor:
+def total_loss(result: Unrolled, settings: TrainSettings) -> torch.Tensor:
     """Depth-weighted mean of the losses, so its scale does not depend on the number of steps; the
     read-out's own loss and the routers' imbalance come on top."""
     weights = [DEPTH_WEIGHT**k for k in range(len(result.losses))]
@@ -149,7 +150,7 @@ def total_loss(result: Unrolled) -> torch.Tensor:
         told = sum(w * x for w, x in zip(shares, result.read_out_losses, strict=True)) / sum(shares)
         loss = loss + READ_OUT_WEIGHT * told
     if result.imbalance is not None:
-        loss = loss + ROUTER_BALANCE * result.imbalance
+        loss = loss + settings.router_balance * result.imbalance
     return loss
 
 

@@ -22,6 +22,8 @@ from confu_core.train.data import coverage, draft_vocabulary, load_conversations
 from confu_core.train.futures import fit_basis
 from confu_core.train.init import new_contemplation, new_head, renew_routers
 from confu_core.train.loop import TrainSettings, train
+from confu_core.train.losses import DraftTrainee
+from confu_core.train.profile import Profile, profile
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,13 @@ def run(target: Target, recipe: Recipe, report: Callable[[dict], None]) -> None:
     if contemplation is not None:
         fit_basis(target, head, contemplation, held_out).save(recipe.save / "basis.json")
     write_card(recipe.save)
+
+
+def profile_run(target: Target, recipe: Recipe, steps: int) -> Profile:
+    """Where the time of this recipe's steps goes. Nothing is written."""
+    conversations, _ = load_conversations(target, list(recipe.data))
+    head, contemplation, _ = _modules(target, recipe, conversations)
+    return profile(DraftTrainee(target, head, contemplation), conversations, recipe.settings, steps)
 
 
 def process_device() -> str:

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from confu_core.checkpoints import parts
 from confu_core.train.data import Conversation, collate
-from confu_core.train.loop import total_loss
+from confu_core.train.loop import TrainSettings, total_loss
 from confu_core.train.losses import DraftTrainee
 from tests import fakes
 
@@ -43,7 +43,7 @@ def main() -> None:
     trainee.train()
     index = accelerator.process_index
     result = trainee(own_batch(llama, index), 3, random.Random(index), 2, True)
-    accelerator.backward(total_loss(result))
+    accelerator.backward(total_loss(result, TrainSettings(steps=1)))
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         gradients = {

@@ -23,6 +23,7 @@ from confu_core.train.curve import curve, per_doubling, read_series
 from confu_core.train.data import Conversation, load_conversations
 from confu_core.train.loop import TrainSettings, evaluate, total_loss
 from confu_core.train.losses import DraftTrainee
+from confu_core.train.profile import PHASES, profile
 from confu_core.train.run import Recipe
 from confu_core.train.synth import read_prompts
 from tests import fakes
@@ -59,7 +60,10 @@ def test_two_processes_give_the_gradient_of_one(llama, tmp_path):
     head, part = modules(llama)
     trainee = DraftTrainee(llama, head, part).train()
     losses = [
-        total_loss(trainee(own_batch(llama, index), 3, random.Random(index), 2, True))
+        total_loss(
+            trainee(own_batch(llama, index), 3, random.Random(index), 2, True),
+            TrainSettings(steps=1),
+        )
         for index in range(2)
     ]
     (sum(losses) / 2).backward()
@@ -257,3 +261,21 @@ def test_packed_text_is_the_same_text(llama, text):
     packed.write_bytes(packed.read_bytes()[:-20])
     with pytest.raises(DataError, match="cannot be read"):
         load_conversations(llama, [packed])
+
+
+@pytest.mark.parametrize("contemplates", [False, True])
+def test_a_step_does_little_more_than_it_needs(contemplates):
+    """By torch's count against ours, on sizes where attention and padding weigh little."""
+    llama = fakes.tiny_target()
+    head = fakes.tiny_head(llama).requires_grad_(True)
+    part = fakes.tiny_contemplation(llama, head).requires_grad_(True) if contemplates else None
+    dice = random.Random(0)
+    texts = [tuple(dice.randrange(llama.vocab) for _ in range(60)) for _ in range(12)]
+    conversations = [Conversation(text, 6, "") for text in texts]
+    settings = TrainSettings(steps=3, batch_tokens=240, unroll=3)
+    found = profile(DraftTrainee(llama, head, part), conversations, settings, steps=2)
+    assert found.steps == 2 and found.starts == 2 * 4 * 53
+    assert 0.8 < found.done / found.needed < 1.5
+    assert set(found.seconds) == set(PHASES) and min(found.seconds.values()) >= 0
+    assert (found.seconds["contemplation"] > 0) == contemplates
+    assert "times what is needed" in found.markdown()

@@ -119,13 +119,14 @@ def test_a_training_step_learns(confu):
     if confu:
         part = new_contemplation(target, head, conversations, 0).to("cuda")
     trainee = DraftTrainee(target, head, part).to("cuda")
-    optimiser = torch.optim.AdamW(parameter_groups(head, part, TrainSettings(steps=8)))
+    settings = TrainSettings(steps=8)
+    optimiser = torch.optim.AdamW(parameter_groups(head, part, settings))
     losses = []
     for _ in range(8):
         optimiser.zero_grad()
         with torch.autocast("cuda", torch.bfloat16):
             batch = next(batches(conversations, 10**6, seed=None))
-            loss = total_loss(trainee(batch, 3, random.Random(0), 3, True))
+            loss = total_loss(trainee(batch, 3, random.Random(0), 3, True), settings)
         loss.backward()
         optimiser.step()
         losses.append(loss.item())

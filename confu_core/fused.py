@@ -86,7 +86,7 @@ def fuse(model: nn.Module) -> Fused:
     What is packed (quantised), has hooks (spread over devices) or no weights yet is called as the
     module that it is.
     """
-    reorders = _reorders(model)
+    copied = reorders(model)
     blocks = []
     for layer in model.model.layers:
         attention, mlp = layer.self_attn, layer.mlp
@@ -94,20 +94,20 @@ def fuse(model: nn.Module) -> Fused:
         blocks.append(
             Block(
                 norm_in=_norm(layer.input_layernorm),
-                qkv=_joined(reorders, attention.q_proj, attention.k_proj, attention.v_proj),
+                qkv=_joined(copied, attention.q_proj, attention.k_proj, attention.v_proj),
                 q_norm=_norm(attention.q_norm) if normed else None,
                 k_norm=_norm(attention.k_norm) if normed else None,
-                out=_joined(reorders, attention.o_proj),
+                out=_joined(copied, attention.o_proj),
                 norm_mid=_norm(layer.post_attention_layernorm),
-                gate_up=_joined(reorders, mlp.gate_proj, mlp.up_proj),
+                gate_up=_joined(copied, mlp.gate_proj, mlp.up_proj),
                 activate=mlp.act_fn,
-                down=_joined(reorders, mlp.down_proj),
+                down=_joined(copied, mlp.down_proj),
             )
         )
     _store_by_input(model)  # the output layer too, if it is not the embedding
     model.register_state_dict_post_hook(_in_usual_order)
     output = model.get_output_embeddings()
-    if reorders and _is_plain(output):
+    if copied and _is_plain(output):
         output = Reordered(output.weight, output.bias)
     return Fused(tuple(blocks), _norm(model.model.norm), output)
 
@@ -115,7 +115,7 @@ def fuse(model: nn.Module) -> Fused:
 def lay_out(module: nn.Module) -> None:
     """Lay out all plain linear layers of a module for small passes; they are called as before."""
     _store_by_input(module)
-    if _reorders(module):
+    if reorders(module):
         for part in filter(_is_plain, module.modules()):
             part.forward = Reordered(part.weight, part.bias)
 
@@ -139,7 +139,7 @@ def _in_usual_order(
         state[name] = tensor.contiguous()
 
 
-def _reorders(module: nn.Module) -> bool:
+def reorders(module: nn.Module) -> bool:
     """Whether oneDNN's order pays and the second copy is small."""
     weights = list(module.parameters())
     return (
@@ -168,7 +168,7 @@ def _is_bare(module: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def _joined(reorders: bool, *modules: nn.Module) -> Compute:
+def _joined(copied: bool, *modules: nn.Module) -> Compute:
     """What these layers make of the same rows, side by side; by one product where they are plain
     and alike, and then they become views of its weight."""
     if not all(map(_is_plain, modules)) or not _alike(modules):
@@ -186,7 +186,7 @@ def _joined(reorders: bool, *modules: nn.Module) -> Compute:
         if bias is not None:
             module.bias.data = bias[start:end]
         start = end
-    return Reordered(weight, bias) if reorders else partial(F.linear, weight=weight, bias=bias)
+    return Reordered(weight, bias) if copied else partial(F.linear, weight=weight, bias=bias)
 
 
 def _alike(modules: Sequence[nn.Linear]) -> bool:

@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +22,9 @@ import torch.nn.functional as F
 from confu_core.bench.lanes import OwnLane
 from confu_core.bench.peers import Peer
 from confu_core.bench.report import table
+from confu_core.costs import ROWS, measured
 from confu_core.decoding import Round, decode
+from confu_core.fused import Compute, Reordered, reorders
 from confu_core.heads import DraftHead
 from confu_core.methods import PLAIN, Method
 from confu_core.recording import Recorder
@@ -88,25 +91,48 @@ def _best(run: Callable[[], object], device: torch.device) -> float:
 
 @torch.inference_mode()
 def measure_layouts(target: Target) -> list[dict]:
-    """Milliseconds of products with matrices of the MLP's size, stored output by output (as
-    checkpoints have them) and input by input, alternating; the best of a few tries each."""
+    """Milliseconds of products with matrices of the MLP's size, in the ways in which their weights
+    can be stored, alternating; the best of a few tries each.
+
+    output: output by output, as checkpoints have them. input: input by input. onednn: a second copy
+    in oneDNN's order, only where the target's weights have one (`fused.py`).
+    """
     size = (target.intermediate, target.hidden)
     count = max(1, LAYOUT_BYTES // (size[0] * size[1] * target.dtype.itemsize))
     by_output = [torch.randn(size, device=target.device).to(target.dtype) for _ in range(count)]
-    by_input = [weight.t().contiguous().t() for weight in by_output]
+    ways: dict[str, list[Compute]] = {
+        "output": [partial(F.linear, weight=weight) for weight in by_output],
+        "input": [partial(F.linear, weight=w.t().contiguous().t()) for w in by_output],
+    }
+    if reorders(target.model):
+        ways["onednn"] = [Reordered(weight, None) for weight in by_output]
     found = []
     for rows in LAYOUT_ROWS:
         x = torch.randn(rows, size[1], device=target.device).to(target.dtype)
-
-        def products(weights: list[torch.Tensor], x: torch.Tensor = x) -> float:
-            return _best(lambda: [F.linear(x, weight) for weight in weights], target.device)
-
-        pairs = [(products(by_output), products(by_input)) for _ in range(2)]
-        output, input_ = (1000 * min(times) for times in zip(*pairs, strict=True))
-        found.append(
-            {"rows": rows, "by_output_ms": round(output, 2), "by_input_ms": round(input_, 2)}
-        )
+        times = {
+            way: min(
+                _best(lambda products=products, x=x: [run(x) for run in products], target.device)
+                for _ in range(2)
+            )
+            for way, products in ways.items()
+        }
+        milliseconds = {f"by_{way}_ms": round(1000 * t, 2) for way, t in times.items()}
+        found.append({"rows": rows} | milliseconds)
     return found
+
+
+def measure_passes(target: Target, methods: Sequence[Method]) -> list[dict]:
+    """Milliseconds of a target pass over more and more rows, as an automatic budget measures them
+    (`costs.py`): what decides how many guesses are worth checking."""
+    with_head = [method for method in methods if method.checkpoint is not None]
+    if not with_head:
+        return []
+    seconds = measured(target, with_head[0]).verify
+    return [
+        {"rows": rows, "ms": round(1000 * seconds[rows - 1], 1)}
+        for rows in ROWS
+        if rows <= len(seconds)
+    ]
 
 
 # --- counting
@@ -194,6 +220,7 @@ def measure(
             "product_gflops": round(machine.operations_per_second / 1e9, 1),
         },
         "layouts": measure_layouts(target),
+        "passes": measure_passes(target, list(methods.values())),
         "phases": [
             phase
             for name, method in methods.items()
@@ -341,14 +368,25 @@ def markdown(result: dict) -> str:
         f"This machine copies {machine['copy_gb_per_second']} GB/s (read and written) and "
         f"multiplies large matrices at {machine['product_gflops']} GFLOP/s."
     )
+    stored = {
+        "by_output_ms": "output by output",
+        "by_input_ms": "input by input",
+        "by_onednn_ms": "in oneDNN's order",
+    }
     layouts = table(
-        ("rows of a product", *(layout["rows"] for layout in result["layouts"])),
+        ("ms by rows of a product, weights stored", *(x["rows"] for x in result["layouts"])),
         (
-            (
-                f"weights stored by {way}, ms",
-                *(layout[f"by_{way}_ms"] for layout in result["layouts"]),
-            )
-            for way in ("output", "input")
+            (name, *(layout[key] for layout in result["layouts"]))
+            for key, name in stored.items()
+            if key in result["layouts"][0]
         ),
     )
-    return "\n\n".join([given, phases, loop, peer, layouts])
+    parts = [given, phases, loop, peer, layouts]
+    if result["passes"]:
+        parts.append(
+            table(
+                ("rows of a target pass", *(p["rows"] for p in result["passes"])),
+                [("ms", *(p["ms"] for p in result["passes"]))],
+            )
+        )
+    return "\n\n".join(parts)

@@ -32,6 +32,8 @@ def write_card(folder: Path) -> None:
     plus = bool(part.get("adapter_rank") or part.get("read_outs"))
     title = "ConFu+ draft head" if plus else TITLES[config["kind"]]
     reading = (READING if part else "") + (PLUS.format(**part) if plus else "")
+    if "read_out_factors" in facts:
+        reading += FITTED.format(factor=facts["read_out_factors"]["chosen"][0])
     text = f"""# {title} for {config["target"]["name"]}
 
 Made by `{facts["command"]}`.
@@ -42,7 +44,7 @@ Made by `{facts["command"]}`.
 | started from | {started_from(facts)} |
 | text | {facts["conversations"]} conversations written by the target, {facts["answer_tokens"]} answer tokens |
 | steps | {facts["settings"]["steps"]}; the weights of step {facts["chosen_step"]} were kept, by held-out acceptance |
-| time | {facts["minutes_of_last_session"]} minutes on a machine that did other work too (since the last resume) |
+| time | {facts["minutes"]} minutes of steps, on a machine that did other work too |
 | draft vocabulary | {config["draft"]["draft_vocab"]} tokens, {100 * facts["draft_vocabulary_coverage"]:.1f} % of held-out answer tokens |
 | machine | {facts["machine"]}, {facts["precision"]} |
 | settings | `{json.dumps(facts["settings"])}` |
@@ -81,6 +83,11 @@ PLUS = """
 And with these extensions of ours, which the paper does not have: adapters of rank {adapter_rank} on
 contemplate rows (0 is none), {read_outs} read-outs of the future token mixed into the draft's own
 guesses, and an auxiliary loss for them (docs/training.md, "ConFu+").
+"""
+
+FITTED = """
+When training was over, the read-outs' weights were multiplied by {factor:g}, the best of several
+factors for acceptance on a sample of the training text.
 """
 
 

@@ -6,12 +6,12 @@ import hashlib
 import json
 import os
 import platform
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from accelerate import Accelerator
 
 from confu_core.checkpoints import load_checkpoint, save_checkpoint
 from confu_core.errors import DataError, SettingsError
@@ -21,9 +21,10 @@ from confu_core.train.card import write_card
 from confu_core.train.data import coverage, draft_vocabulary, load_conversations
 from confu_core.train.futures import fit_basis
 from confu_core.train.init import new_contemplation, new_head, renew_routers
-from confu_core.train.loop import TrainSettings, train
+from confu_core.train.loop import TrainSettings, evaluate, train
 from confu_core.train.losses import DraftTrainee
 from confu_core.train.profile import Profile, profile
+from confu_core.train.readouts import fit_read_outs
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,6 @@ def run(target: Target, recipe: Recipe, report: Callable[[dict], None]) -> None:
     }
     if is_main_process():
         report(facts)
-    began = time.perf_counter()
     for row in train(
         target,
         head,
@@ -99,13 +99,19 @@ def run(target: Target, recipe: Recipe, report: Callable[[dict], None]) -> None:
     log = (recipe.run / "log.jsonl").read_text(encoding="utf-8").splitlines()
     reports = [row for row in map(json.loads, log) if "held_out" in row]
     best = max(reports, key=lambda row: row["held_out"]["tau_top8"])
+    seconds = sum(row.get("seconds", 0) for row in map(json.loads, log))
     facts |= {
         "chosen_step": best["step"],
         "held_out": best["held_out"],
-        "minutes_of_last_session": round((time.perf_counter() - began) / 60, 1),
+        "minutes": round(seconds / 60, 1),
         "machine": f"{platform.machine()}, {torch.get_num_threads()} thread(s), torch "
         f"{torch.__version__}",
     }
+    if contemplation is not None and contemplation.shape.read_outs:
+        trainee = DraftTrainee(target, head, contemplation)
+        accelerator = Accelerator(cpu=target.device.type == "cpu", mixed_precision=recipe.precision)
+        facts["read_out_factors"] = fit_read_outs(trainee, conversations, accelerator)
+        facts["held_out"] = evaluate(trainee, held_out, accelerator)
     save_checkpoint(recipe.save, head, contemplation, target, facts)
     if contemplation is not None:
         fit_basis(target, head, contemplation, held_out).save(recipe.save / "basis.json")

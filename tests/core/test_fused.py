@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from confu_core import fused
 from confu_core.fused import fuse, lay_out
@@ -46,6 +47,23 @@ def test_the_model_stays_what_it_was(kind, dtype):
     close = 1e-5 if dtype == torch.float32 else 0.2
     torch.testing.assert_close(found, wanted, atol=close, rtol=close)
     assert storage(model) == storage(before), "nothing is kept twice"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_model_can_be_saved(tmp_path, kind, dtype):
+    """Each weight once and in the usual order, whatever the order in memory."""
+    name, config = KINDS[kind]
+    model = fakes.tiny_model(name, seed=3, **config).to(dtype)
+    model.save_pretrained(tmp_path / "before")
+    fuse(model)
+    model.save_pretrained(tmp_path / "after")
+    before, after = (load_file(tmp_path / n / "model.safetensors") for n in ("before", "after"))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[n], after[n]) and after[n].dtype == dtype for n in before)
+    again = type(model).from_pretrained(tmp_path / "after", dtype=dtype)
+    for now, then in zip(again.parameters(), model.parameters(), strict=True):
+        assert torch.equal(now, then)
 
 
 def rows(width: int, *lead: int) -> torch.Tensor:
@@ -130,14 +148,14 @@ def test_reordered_weights_compute_the_same(kind):
             (whole.output(x), model.lm_head(x)),
         ):
             torch.testing.assert_close(found, wanted, atol=1e-2, rtol=2e-2)
-    if fused._reorders(model):  # a processor with bfloat16
+    if fused.reorders(model):  # a processor with bfloat16
         assert block.down._copy is not None and whole.output._copy is not None
 
 
 def test_weights_are_reordered_for_inference_alone():
     layer = torch.nn.Linear(32, 16).bfloat16()
     lay_out(layer_of := torch.nn.Sequential(layer))
-    if not fused._reorders(layer_of):
+    if not fused.reorders(layer_of):
         pytest.skip("this processor does not compute in bfloat16: nothing is reordered")
     x = rows(32, 3).bfloat16().requires_grad_()
     with torch.no_grad():
@@ -155,8 +173,8 @@ def test_weights_are_reordered_for_inference_alone():
 def test_large_models_and_float32_are_not_kept_twice(monkeypatch):
     small = fakes.tiny_model("llama").to(torch.bfloat16)
     monkeypatch.setattr(fused, "MOST_REORDERED", sum(p.nbytes for p in small.parameters()) - 1)
-    assert not fused._reorders(small)
-    assert not fused._reorders(fakes.tiny_model("llama"))
+    assert not fused.reorders(small)
+    assert not fused.reorders(fakes.tiny_model("llama"))
     assert not isinstance(fuse(small).output, fused.Reordered)
 
 

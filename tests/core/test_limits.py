@@ -133,6 +133,8 @@ def test_limits_command(folders, tmp_path, capsys, monkeypatch):  # noqa: F811
     assert found["transformers_over_plain"]["median"] > 0
     assert [layout["rows"] for layout in found["layouts"]] == list(limits.LAYOUT_ROWS)
     assert all(x["by_input_ms"] > 0 and x["by_output_ms"] > 0 for x in found["layouts"])
+    times = [p["ms"] for p in found["passes"]]
+    assert found["passes"][0]["rows"] == 1 and times == sorted(times)
     text = page.read_text(encoding="utf-8")
     assert "## Floors in float32" in text and "<!-- floors in float32 -->" in text
     assert capsys.readouterr().out.strip() in text

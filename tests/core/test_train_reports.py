@@ -13,11 +13,13 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
+from accelerate import Accelerator
 from safetensors.torch import load_file
 
 from confu_core.charts import Series, line_chart, ticks
 from confu_core.checkpoints import load_checkpoint, parts, save_checkpoint
 from confu_core.errors import DataError
+from confu_core.train import readouts
 from confu_core.train.ablate import VARIANTS, ablate, table
 from confu_core.train.curve import curve, per_doubling, read_series
 from confu_core.train.data import Conversation, load_conversations
@@ -279,3 +281,24 @@ def test_a_step_does_little_more_than_it_needs(contemplates):
     assert set(found.seconds) == set(PHASES) and min(found.seconds.values()) >= 0
     assert (found.seconds["contemplation"] > 0) == contemplates
     assert "times what is needed" in found.markdown()
+
+
+def test_read_outs_are_fitted_for_acceptance(llama, monkeypatch):
+    """The factor with the best sum of both taus is kept; all are tried on one sample."""
+    head = fakes.tiny_head(llama)
+    part = fakes.tiny_contemplation(llama, head, read_outs=2)
+    trained = part.read_out_weight.detach().clone()
+    tried = []
+
+    def evaluate(trainee, sample, accelerator):
+        factor = float(trainee.contemplation.read_out_weight[0] / trained[0])
+        tried.append((round(factor, 3), len(sample)))
+        return {"tau_chain": 1.9 - abs(factor - 2.0) / 10, "tau_top8": 3.0}
+
+    monkeypatch.setattr(readouts, "evaluate", evaluate)
+    conversations = [Conversation((1, 2, 3), 1, "")] * 200
+    trainee = DraftTrainee(llama, head, part)
+    found = readouts.fit_read_outs(trainee, conversations, Accelerator(cpu=True))
+    assert tried == [(factor, len(conversations[::3])) for factor in readouts.FACTORS]
+    assert found["chosen"] == [2.0] and found["2.0"] == [1.9, 3.0]
+    torch.testing.assert_close(part.read_out_weight.detach(), 2.0 * trained)

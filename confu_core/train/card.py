@@ -87,17 +87,18 @@ guesses, and an auxiliary loss for them (docs/training.md, "ConFu+").
 
 FITTED = """
 When training was over, the read-outs' weights were multiplied by {factor:g}, the best of several
-factors for acceptance on a sample of the training text.
+factors for acceptance on half of the held-out conversations. The figures below are over all of them.
 """
 
 
 def started_from(facts: dict) -> str:
-    """The head that a training continued, with its own record; or where a fresh one began."""
+    """The head that a training continued, with its own record and the one before that, and so on;
+    or where a fresh one began."""
     before = facts.get("start_facts")
     if not before:
         return facts["start"] or "the target's last layer"
     remark = f"; {before['remark']}" if "remark" in before else ""
     return (
         f"{facts['start']}: `{before['command']}` ({before['answer_tokens']} answer tokens, "
-        f"{before['settings']['steps']} steps{remark})"
+        f"{before['settings']['steps']} steps{remark}), which started from {started_from(before)}"
     )

@@ -22,15 +22,19 @@ TEXTS = 60  # conversations that it is fitted on
 def fit_read_outs(
     trainee: DraftTrainee, conversations: Sequence[Conversation], accelerator: Accelerator
 ) -> dict[str, list[float]]:
-    """Multiply the read-outs' weights, in place, by the factor with the best acceptance on training
-    text: the sum of the implied taus of a chain and of a tree of width 8.
+    """Multiply the read-outs' weights, in place, by the factor with the best acceptance: the sum of
+    the implied taus of a chain and of a tree of width 8.
+
+    Args:
+        conversations: text that was not trained on, since a head knows the other by heart in part
+            and asks for less advice there; a sample is taken.
 
     Returns:
         For the record: each factor's two taus by its name, and the factor `chosen`, alone.
     """
     weight = trainee.contemplation.read_out_weight
     trained = weight.detach().clone()
-    sample = list(conversations[:: max(1, len(conversations) // TEXTS)])
+    sample = list(conversations[:: max(1, round(len(conversations) / TEXTS))])
     found: dict[str, list[float]] = {}
     for factor in FACTORS:
         weight.data.copy_(factor * trained)

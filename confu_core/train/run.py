@@ -110,7 +110,7 @@ def run(target: Target, recipe: Recipe, report: Callable[[dict], None]) -> None:
     if contemplation is not None and contemplation.shape.read_outs:
         trainee = DraftTrainee(target, head, contemplation)
         accelerator = Accelerator(cpu=target.device.type == "cpu", mixed_precision=recipe.precision)
-        facts["read_out_factors"] = fit_read_outs(trainee, conversations, accelerator)
+        facts["read_out_factors"] = fit_read_outs(trainee, held_out, accelerator)
         facts["held_out"] = evaluate(trainee, held_out, accelerator)
     save_checkpoint(recipe.save, head, contemplation, target, facts)
     if contemplation is not None:

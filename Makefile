@@ -21,8 +21,13 @@ fetch: setup ## fetch the default target, 93 MB, if it is missing
 run: setup ## start the app (the first start fetches the default target)
 	@$(PY) app.py
 
+# Two tests at a time; then, one by one, those with a browser, which keeps both cores busy, and those
+# that hold the app to a time. Both parts run, and either fails the whole.
 test: setup-dev lint fetch ## lint, then all tests
-	$(PY) -m pytest
+	@failed=0; set -x; \
+	$(PY) -m pytest -m "not alone and not browser" -n 2 --dist worksteal || failed=1; \
+	$(PY) -m pytest -m "alone or browser" || failed=1; \
+	exit $$failed
 
 lint: setup-dev ## style and likely mistakes
 	$(PY) -m ruff check .

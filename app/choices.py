@@ -18,19 +18,21 @@ EngineSource = Callable[[Callable[[str, float], None]], Any]
 
 @dataclass(frozen=True)
 class Choice:
-    """A model by the name that form and links use. `preset` is None for one of the user's own."""
+    """A model by the name that form and links use. `preset` is None for one of the user's own.
+    `bits`: 4 or 8 if its weights are packed."""
 
     name: str
     title: str
     load: EngineSource
     preset: Preset | None = None
     device: str = "auto"
+    bits: int | None = None
 
     def refusal(self) -> str:
         """Why it cannot be loaded on this machine; empty if it can."""
         if self.preset is None or self.preset.target is None:
             return ""
-        return presets.refusal(self.preset, presets.this_machine(self.device))
+        return presets.refusal(self.preset, presets.this_machine(self.device), bits=self.bits)
 
     def about(self, language: str) -> str:
         """What choosing it means, in a sentence or two."""
@@ -43,7 +45,7 @@ class Choice:
                 "choice.about",
                 title=self.title,
                 download=gigabytes(self.preset.download_bytes),
-                memory=gigabytes(self.preset.memory_bytes),
+                memory=gigabytes(self.preset.memory_bytes(bits=self.bits)),
             )
         ]
         if missing:
@@ -53,12 +55,13 @@ class Choice:
         return " ".join(parts)
 
 
-def of_preset(preset: Preset, device: str) -> Choice:
+def of_preset(preset: Preset, device: str, bits: int | None = None) -> Choice:
     """A preset as a choice."""
     return Choice(
         preset.name,
         preset.title,
-        lambda report: presets.load(preset, device, report),
+        lambda report: presets.load(preset, device, report, bits=bits),
         preset,
         device,
+        bits,
     )

@@ -18,12 +18,13 @@ from typing import Any, Literal
 from app.choices import Choice, EngineSource
 from app.form import CHOSEN, METHODS
 from app.gpu import lent
+from app.line import Line
 from app.text import say
 from app.views import progress, wire
 from app.views.chart import lane_name
 from confu_core.errors import ConFuError, SettingsError
 from confu_core.events import Advanced, Event, MethodInfo, Started
-from confu_core.trace import Intervention, RoundRecord, Settings, Trace
+from confu_core.trace import Intervention, RoundRecord, Settings, Trace, to_plain
 
 log = logging.getLogger(__name__)
 
@@ -176,10 +177,19 @@ class Runs:
         first = source if isinstance(source, Choice) else Choice("own", "", source)
         self.slot = EngineSlot((first, *others))
         self.store = RunStore()
+        self.line = Line()
         self._stops: dict[str, threading.Event] = {}
         self._computing = lent(self._compute)
 
     # ---- A visitor's live run ----------------------------------------------------------------
+
+    def waiting(self, session: str, language: str) -> str | None:
+        """The session's place in the line, as HTML; None if it does not wait."""
+        ahead = self.line.ahead(session)
+        if ahead is None:
+            return None
+        key = "progress.waiting" if ahead else "progress.starting"
+        return progress.line(say(language, key, n=ahead), "busy")
 
     def stream(
         self,
@@ -198,6 +208,24 @@ class Runs:
         Args:
             choice: the model to run; None takes the one that is loaded.
         """
+        self.line.begin(session)
+        try:
+            yield from self._stream(
+                session, language, prompt, methods, settings, intervention, choice
+            )
+        finally:
+            self.line.leave(session)
+
+    def _stream(
+        self,
+        session: str,
+        language: str,
+        prompt: str,
+        methods: Sequence[str],
+        settings: Settings,
+        intervention: Intervention | None,
+        choice: str | None,
+    ) -> Iterator[Frame]:
         if not prompt or not prompt.strip():
             text = say(language, "error.empty_prompt")
             yield Frame(progress.line(text, "error"), running=False)
@@ -293,6 +321,9 @@ class Runs:
 
     def stop(self, session: str, language: str) -> Frame:
         """Stop the session's run; the rounds so far stay and can be looked through."""
+        if self.line.ahead(session) is not None:  # what is on show is an earlier run
+            self.line.leave(session)
+            return Frame(progress.line(say(language, "progress.left_line"), "done"), running=False)
         run = self.store.get(session)
         text = progress.line(say(language, "progress.stopped"), "done")
         if run is None:
@@ -325,11 +356,18 @@ class Runs:
     # ---- The model -----------------------------------------------------------------------------
 
     def model_line(self, language: str) -> str:
-        """Where the model stands, as HTML: loading, ready and what it lacks, or why it failed."""
+        """Where the model stands, as HTML: loading, ready and what it lacks, or why it failed; and
+        what looks wrong with its heads."""
         state = self.slot.state
-        kind = {"failed": "error", "loading": "busy"}.get(state.phase, "quiet")
+        kind = {"failed": "failed", "loading": "busy"}.get(state.phase, "quiet")
         fraction = state.fraction if state.phase == "loading" else None
-        return progress.line(self._model_sentence(language), kind, fraction)
+        warnings = [
+            say(language, "engine.warning", method=info.label, text=warning)
+            for info in self.slot.methods.values()
+            for warning in info.warnings
+        ]
+        lines = [progress.line(self._model_sentence(language), kind, fraction)]
+        return "".join([*lines, *(progress.line(text, "error") for text in warnings)])
 
     def _model_sentence(self, language: str) -> str:
         state = self.slot.state
@@ -338,11 +376,10 @@ class Runs:
         title = self.slot.choices[self.slot.name].title
         model = f" {title}" if title else ""
         text = say(language, f"engine.{state.phase}", message=state.message, model=model)
-        methods = self.slot.methods.values()
-        missing = [info.label for info in methods if not info.available]
+        missing = [info.label for info in self.slot.methods.values() if not info.available]
         if missing:
             text += " " + say(language, "engine.missing", methods=", ".join(missing))
-        return " ".join([text, *(warning for info in methods for warning in info.warnings)])
+        return text
 
     def choice_line(self, name: str, language: str) -> str:
         """What choosing a model means, as HTML, before a run loads it."""
@@ -371,8 +408,8 @@ class Runs:
 
     # ---- The public endpoint -------------------------------------------------------------------
 
-    def compare(self, prompt: str, settings: Settings) -> dict[str, Any]:
-        """All available methods on one prompt, as plain JSON.
+    def compare(self, prompt: str, settings: Settings, trace: bool = False) -> dict[str, Any]:
+        """All available methods on one prompt, as plain JSON; with the whole trace if asked.
 
         Raises:
             ConFuError: a prompt or settings that cannot be run, or an engine that did not load.
@@ -383,7 +420,8 @@ class Runs:
             raise ConFuError(self._model_sentence("en"))
         usable, _ = self._usable(CHOSEN)
         *_, last = _raised(self._computing("", prompt, settings, usable, None))
-        return result_of(last.trace)
+        answer = result_of(last.trace)
+        return {**answer, "trace": to_plain(last.trace)} if trace else answer
 
 
 def _raised(events: Iterator[Event | ConFuError]) -> Iterator[Event]:

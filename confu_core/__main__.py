@@ -416,6 +416,9 @@ def _add_train(commands) -> None:
     parser.add_argument(
         "--renew-routers", action="store_true", help="of a ConFu head that collapsed (--start)"
     )
+    parser.add_argument(
+        "--profile", type=int, metavar="STEPS", help="time so many steps instead of training"
+    )
     parser.set_defaults(run=_train)
 
 
@@ -500,7 +503,7 @@ def _train(options: argparse.Namespace) -> bool | None:
     if missing:
         raise SettingsError(f"A training run needs {', '.join(missing)}.")
     from confu_core.compare import load_target
-    from confu_core.train.run import process_device, run
+    from confu_core.train.run import process_device, profile_run, run
 
     _on_one_device(options)
     _set_threads(options.threads)
@@ -527,6 +530,9 @@ def _train(options: argparse.Namespace) -> bool | None:
         switches=tuple(switches.items()),
         renew_routers=options.renew_routers,
     )
+    if options.profile:
+        print(profile_run(target, recipe, options.profile).markdown())
+        return
     run(target, recipe, lambda row: print(time.strftime("%H:%M:%S"), json.dumps(row), flush=True))
 
 

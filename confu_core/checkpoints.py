@@ -20,6 +20,7 @@ from torch import nn
 
 from confu_core.errors import CheckpointError
 from confu_core.heads import Contemplation, ContemplationShape, DraftHead, DraftShape
+from confu_core.hub import HEAD_FILES, is_hub_id
 from confu_core.target import Target
 from confu_core.weights import compare_weights, read_weights, sha256
 
@@ -107,12 +108,11 @@ def find_checkpoint(source: str | Path) -> Path:
     """
     if Path(source).is_dir():
         return Path(source)
-    if str(source).count("/") == 1 and not str(source).startswith(("/", ".")):
+    if is_hub_id(source):
         from huggingface_hub import snapshot_download
 
         try:
-            wanted = ["config.json", "basis.json", "*.safetensors"]
-            folder = Path(snapshot_download(str(source), allow_patterns=wanted))
+            folder = Path(snapshot_download(str(source), allow_patterns=list(HEAD_FILES)))
         except Exception as error:  # network, permission, absence: the hub has many kinds
             raise CheckpointError(
                 f"The head {str(source)!r} is neither a folder nor a hub repository that can be "

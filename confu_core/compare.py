@@ -18,6 +18,7 @@ from confu_core.checkpoints import find_checkpoint
 from confu_core.decoding import Round, check_settings, decode
 from confu_core.errors import CheckpointError, SettingsError, TargetError
 from confu_core.events import Advanced, Event, Finished, MethodInfo, Started
+from confu_core.hub import HEAD_FILES, TARGET_FILES, fetch
 from confu_core.interventions import intervene
 from confu_core.methods import PLAIN, Method, with_head
 from confu_core.prompt import TextStream, chat_ids
@@ -272,6 +273,7 @@ def load_target(
     if dtype not in kinds:
         raise TargetError(f"Precision {dtype!r} is not supported. Choose: {', '.join(kinds)}.")
     folder = default_target(progress) if source is None else source
+    fetch(folder, TARGET_FILES, progress)
     progress("loading the target", 0.0)
     place = best_device() if device == "auto" else device
     target = Target.load(folder, place, kinds[dtype], bits)
@@ -320,6 +322,7 @@ def load_engine(
     bases: dict[str, FutureBasis | None] = {}
     for number, (name, source) in enumerate(heads.items(), 1):
         report(f"loading the {LABELS[name]} head", number / (len(heads) + 1))
+        fetch(source, HEAD_FILES, report)
         path = find_checkpoint(source)
         checkpoint = load_head(
             path,

@@ -39,7 +39,7 @@ class Layout:
     convention: how its heads count the layers that they read, where all do it alike.
     norm_output: what the config field of that name means: "recycled" hands on the state after the
         final norm (EAGLE-3.1), "before lm_head" is what every head does (SpecForge); None if we
-        do not know.
+        do not know. As their own code has it.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Layout:
 OFFICIAL = Layout("official", "midlayer.", "", norm_output="recycled")
 SPECFORGE = Layout("specforge", "midlayer.", "", norm_output="before lm_head")
 SPECULATORS = Layout("speculators", "layers.0.", "", "input", "recycled")
-NEMO = Layout("nemo", "model.layers.0.", "model.")
+NEMO = Layout("nemo", "model.layers.0.", "model.", norm_output="recycled")
 
 
 def detect(config: Config, tensors: Mapping[str, torch.Tensor]) -> Layout:
@@ -198,6 +198,9 @@ def shape_of(
     )
     if not inner.get("rms_norm_eps"):
         assumed.append("rms_norm_eps 1e-6, since the config names none")
+    if layout is SPECULATORS and "norm_before_residual" not in config:
+        # speculators' own default; vLLM takes true here, so somebody may mean that.
+        assumed.append("norm_before_residual false, since the config does not say")
     return shape, assumed
 
 

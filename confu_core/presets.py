@@ -121,6 +121,14 @@ _ALL = (
         heads={"eagle3": "AngelSlim/Qwen3-14B_eagle3"},
     ),
     Preset(
+        name="qwen3-32b",
+        title="Qwen3-32B",
+        target="Qwen/Qwen3-32B",
+        shape=TargetShape("qwen3", 64, 5120, 64, 8, 128, 25600, 151936, tied=False),
+        draft_vocab=32000,
+        heads={"eagle3": "AngelSlim/Qwen3-32B_eagle3"},
+    ),
+    Preset(
         name="llama-3.1-8b",
         title="Llama-3.1-8B-Instruct",
         target="meta-llama/Llama-3.1-8B-Instruct",

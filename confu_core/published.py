@@ -93,7 +93,8 @@ def load_head(
     head.to(target.device, target.dtype).eval().requires_grad_(False)
     checked = check_taps(target, head)
     notes.append(
-        f"first guess right at {checked.agreement:.0%} of {checked.places} places of a fixed text"
+        f"first guess right at {checked.agreement:.0%} of {checked.places} places of a fixed text, "
+        f"expected acceptance {checked.acceptance:.3f}"
     )
     warnings = (checked.warning,) if checked.warning else ()
     facts = {"published": found.layout.name}
@@ -117,9 +118,6 @@ def read_published(folder: Path, target: Target, choice: TapChoice | None = None
             raise CheckpointError(f"{path} holds {twice[0]}, and so does another file beside it.")
         found |= tensors
     layout = detect(config, found)
-    for name in ("d2t", "t2d"):  # NeMo's prefix may stand before the maps too
-        if layout.top + name in found:
-            found[name] = found.pop(layout.top + name)
     taps = resolve(listed_taps(config), layout.convention, target.layers, choice)
     shape, assumed = shape_of(layout, config, found, taps.layers)
     _check_target(config, shape, target)

@@ -20,8 +20,8 @@ from confu_core.target import Target, attend
 
 FEWEST = 3  # different layers, as EAGLE-3 is made
 SHIFT = {"input": 0, "output": 1}  # from a layer's number to the layer that its state enters
-CLEARLY = 2.0  # standard errors of a paired difference; one layer off costs a weak head little
-LEAST = 0.03  # of the places: a smaller lead is no evidence, however clear
+CLEARLY = 3.0  # standard errors of a paired difference
+LEAST = 0.02  # of the acceptance: a smaller lead would not matter, however clear
 PLACES = 320  # of the fixed answer, where its tokens are that many
 QUESTION = "How does a bicycle stay upright?"
 ANSWER = (
@@ -138,12 +138,16 @@ def _check(layers: tuple[int, ...], depth: int) -> None:
 
 @dataclass(frozen=True)
 class TapCheck:
-    """How often the head's first guess is the target's own choice on a fixed text.
+    """What the head's first guesses are worth on a fixed text.
 
-    agreement: share of the `places`. warning: what looks wrong, in words for the user, or None.
+    agreement: share of the `places` where the likeliest one is the target's own choice.
+    acceptance: the mean chance that a guess drawn from the head's probabilities q would be kept by
+        speculative sampling from the target's p: the sum of min(p, q) over all tokens.
+    warning: what looks wrong, in words for the user, or None.
     """
 
     agreement: float
+    acceptance: float
     places: int
     warning: str | None
 
@@ -151,7 +155,9 @@ class TapCheck:
 def check_taps(target: Target, head: DraftHead) -> TapCheck:
     """Read a fixed text once and let the head guess from its own layers and from those beside.
 
-    Verification hides a wrong head from the text, so this is where it shows (pitfalls 2.4).
+    Verification hides a wrong head from the text, so this is where it shows (pitfalls 2.4). Layers
+    are compared by acceptance at the same places, which says more than right and wrong: it sees how
+    near a wrong guess was (ours; docs/serving.md has both figures).
     """
     ids = chat_ids(target, QUESTION)
     start = len(ids)
@@ -162,26 +168,33 @@ def check_taps(target: Target, head: DraftHead) -> TapCheck:
     every = tuple(sorted({layer + move for layer in own for move in moves}))
     with torch.inference_mode():
         rows = target.with_taps(every).prefill(target.new_cache(len(ids)), ids)
-        wanted = target.logits(rows.last[0, start - 1 : -1]).argmax(-1)  # (n,)
+        logits = target.logits(rows.last[0, start - 1 : -1])  # (n, V)
+        wanted = logits.argmax(-1)  # (n,)
+        tokens = head.target_ids(torch.arange(head.shape.draft_vocab, device=logits.device))
+        p = logits.softmax(-1)[:, tokens]  # (n, D); a token outside cannot be guessed
         states = dict(zip(every, rows.taps[0].split(target.hidden, dim=-1), strict=True))
-        hits = {}
+        accepted = {}  # (n,) each
         for move in moves:
             taps = torch.cat([states[layer + move] for layer in own], dim=-1)
-            guesses = _first_guesses(target, head, ids, taps)[start - 2 : -1]
-            hits[move] = guesses == wanted
+            guesses = _first_logits(target, head, ids, taps)[start - 2 : -1]  # (n, D)
+            accepted[move] = torch.minimum(p, guesses.softmax(-1)).sum(-1)
+            if move == 0:
+                right = int((tokens[guesses.argmax(-1)] == wanted).sum())
     places = len(wanted)
-    right = int(hits[0].sum())
+    acceptance = float(accepted[0].mean())
     warning = None
+    best = 0.0
     for move in moves[1:]:
-        gained = int((hits[move] & ~hits[0]).sum())
-        lost = int((hits[0] & ~hits[move]).sum())
-        lead = gained - lost
-        if lead > CLEARLY * (gained + lost) ** 0.5 and lead > LEAST * places:
+        ahead = accepted[move] - accepted[0]
+        lead, error = float(ahead.mean()), float(ahead.std()) / places**0.5
+        if error and lead > max(best, CLEARLY * error, LEAST * acceptance):
+            best = lead
             better = ",".join(str(layer + move) for layer in own)
             warning = (
-                f"The layers that this head reads look wrong: its first guess is right at {right} "
-                f"of {places} places, and at {int(hits[move].sum())} with the layers beside. Load "
-                f"it with --taps input:{better}."
+                "The layers that this head reads look wrong: the acceptance expected of its first "
+                f"guess is {acceptance:.3f} over {places} places, and {acceptance + lead:.3f} with "
+                f"the layers beside ({lead / error:.1f} standard errors more). Load it with --taps "
+                f"input:{better}."
             )
     commonest = int(wanted.unique(return_counts=True)[1].max())
     if warning is None and right <= commonest:
@@ -190,13 +203,13 @@ def check_taps(target: Target, head: DraftHead) -> TapCheck:
             f"and the target's commonest token alone would be at {commonest}. It may be made for "
             "another target or read other layers (--taps). The text stays right, only not faster."
         )
-    return TapCheck(right / places, places, warning)
+    return TapCheck(right / places, acceptance, places, warning)
 
 
-def _first_guesses(
+def _first_logits(
     target: Target, head: DraftHead, ids: list[int], taps: torch.Tensor
 ) -> torch.Tensor:
-    """Target ids (T - 1,) that the head thinks likeliest: entry i reads state i and token i + 1,
+    """What the head makes of a text, (T - 1, D) in float32: entry i reads state i and token i + 1,
     and guesses token i + 2."""
     u = head.fuse(taps[:-1].to(head.fc.weight.dtype)).unsqueeze(0)  # (1, T - 1, H)
     e = head.embed(target, torch.tensor([ids[1:]], device=u.device)).to(u.dtype)
@@ -205,4 +218,4 @@ def _first_guesses(
     x = head.attention_input(e, u)
     keys, values = head.keys_values(x, cos, sin)
     mixed = attend(head.queries(x, cos, sin), keys, values, None, causal=True)
-    return head.target_ids(head.logits(head.finish(u, mixed)[0]).argmax(-1))
+    return head.logits(head.finish(u, mixed)[0]).float()

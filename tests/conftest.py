@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
+
+# Of several test processes side by side each keeps to one core, and so do the programs they start.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 CHECKPOINTS = Path(__file__).resolve().parent.parent / "checkpoints" / "smollm2-135m-instruct"
 

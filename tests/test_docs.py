@@ -47,6 +47,17 @@ def test_every_error_is_documented():
     assert kinds and all(f"| `{name}` |" in page("errors.md") for name in kinds)
 
 
+def test_the_licence_that_the_front_matter_names_lies_beside_it():
+    front = (ROOT / "README.md").read_text(encoding="utf-8").split("---\n")[1]
+    text = (ROOT / "LICENSE").read_text(encoding="utf-8")
+    assert "\nlicense: apache-2.0\n" in front
+    assert text.split()[:4] == ["Apache", "License", "Version", "2.0,"]
+    assert "END OF TERMS AND CONDITIONS" in text
+    cards = list((ROOT / "checkpoints").rglob("README.md"))
+    heads = [card for card in cards if (card.parent / "config.json").is_file()]
+    assert heads and all("Licence: Apache-2.0" in p.read_text(encoding="utf-8") for p in heads)
+
+
 def test_the_map_of_confu_core_is_complete():
     rooms = page("architecture.md").split("## Rooms of `confu_core`")[1].split("\n## ")[0]
     named = set(re.findall(r"`([a-z_]+\.py)`", rooms))

@@ -68,7 +68,22 @@ class NoTorch:
             raise ImportError("hidden")
 
 
+def end_with_parent() -> None:
+    """End this process when the one that started it is gone. A killed test run takes nothing along,
+    and the processes that the package forks know only their queues."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
+
+
 def main(cgroup: str) -> None:
+    end_with_parent()
+    os.register_at_fork(after_in_child=end_with_parent)
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Lender)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     lender = f"http://127.0.0.1:{server.server_address[1]}"

@@ -1,7 +1,9 @@
 """Switching models: one at a time, on demand, said before it happens, refused where it must be."""
 
+import dataclasses
 import threading
 import weakref
+from pathlib import Path
 
 import pytest
 from fake_engine import FakeEngine
@@ -9,6 +11,7 @@ from fake_engine import FakeEngine
 from app.choices import Choice, of_preset
 from app.form import CHOSEN
 from app.runs import EngineSlot, Runs
+from app.text import LANGUAGES, say
 from confu_core import presets
 from confu_core.errors import SettingsError, TargetError
 from confu_core.presets import PRESETS, Machine
@@ -38,6 +41,31 @@ def test_a_run_loads_the_model_that_was_chosen_and_lets_the_other_go():
     assert runs.slot.engine is second and runs.slot.name == "two"
     assert list(runs.trace("me").lanes) == ["plain", "eagle3"]
     assert "Without a head for this model, so left out: ConFu" in runs.model_line("en")
+
+
+class Warned(FakeEngine):
+    """Its EAGLE-3 head looks wrong; the words come from a file that somebody else made."""
+
+    @property
+    def methods(self):
+        found = super().methods
+        words = "guesses <b>no better</b> than chance & more"
+        return found | {"eagle3": dataclasses.replace(found["eagle3"], warnings=(words,))}
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_what_looks_wrong_with_a_head_is_shown_where_it_was_loaded(language):
+    runs, *_ = two(second=Warned())
+    last(runs.stream("me", language, "Why?", CHOSEN, SHORT, None, "one"))
+    quiet = runs.model_line(language)
+    assert "progress-error" not in quiet
+    last(runs.stream("me", language, "Why?", CHOSEN, SHORT, None, "two"))
+    line = runs.model_line(language)
+    words = "guesses &lt;b&gt;no better&lt;/b&gt; than chance &amp; more"
+    said = say(language, "engine.warning", method="EAGLE-3", text="")
+    assert f"{said}{words}" in line and "<b>" not in line
+    assert line.count("role='alert'") == 1
+    assert runs.choice_line("two", language) == line
 
 
 def test_no_choice_means_the_model_that_is_there():
@@ -156,25 +184,38 @@ def resident() -> int:
 
 
 def test_switching_real_models_does_not_grow_memory(tmp_path):
-    from confu_core import load_engine
-    from tests.fakes import tiny_model, tiny_tokenizer
+    """Presets of two families, each with a published head, as the app loads and runs them."""
+    from confu_core.checkpoints import save_checkpoint
+    from confu_core.compare import load_target
+    from confu_core.published import export_head
+    from confu_core.sizes import TargetShape
+    from tests.fakes import tiny_head, tiny_model, tiny_tokenizer
 
     def choice(name: str, kind: str) -> Choice:
+        folder, ours, head = (str(tmp_path / name / part) for part in ("target", "ours", "head"))
         # Wide enough (35 MB) that one kept by mistake shows above the noise of the interpreter.
-        tiny_model(kind, hidden_size=512, intermediate_size=1024).save_pretrained(tmp_path / name)
-        tiny_tokenizer().save_pretrained(tmp_path / name)
+        model = tiny_model(kind, hidden_size=512, intermediate_size=1024)
+        model.save_pretrained(folder)
+        tiny_tokenizer().save_pretrained(folder)
+        target = load_target(folder, "cpu", "float32", lambda message, fraction: None)
+        save_checkpoint(Path(ours), tiny_head(target), None, target, {})
+        export_head(Path(ours), Path(head), "specforge", target)
+        shape = TargetShape.from_config(model.config.to_dict())
+        preset = presets.Preset(name, name, folder, shape, 48, "float32", {"eagle3": head})
+        made = of_preset(preset, "cpu")
 
         def load(report):
-            presets.free_memory()
-            engine = load_engine(str(tmp_path / name), "cpu", report)
+            engine = made.load(report)
             loaded.append(weakref.ref(engine.target.model))
+            heads.append(weakref.ref(engine.method("eagle3").checkpoint.head))
             return engine
 
-        return Choice(name, name, load)
+        return dataclasses.replace(made, load=load)
 
     loaded: list[weakref.ref] = []
+    heads: list[weakref.ref] = []
     runs = Runs(choice("llama", "llama"), (choice("qwen", "qwen3"),))
-    weights = sum(p.stat().st_size for p in (tmp_path / "llama").glob("*.safetensors"))
+    weights = sum(p.stat().st_size for p in (tmp_path / "llama/target").glob("*.safetensors"))
     assert weights > 30_000_000
     levels = []
     for turn in range(8):
@@ -182,7 +223,8 @@ def test_switching_real_models_does_not_grow_memory(tmp_path):
         frame = last(
             runs.stream("me", "en", "The hen", CHOSEN, Settings(max_new_tokens=3), None, name)
         )
-        assert not frame.running and list(runs.trace("me").lanes) == ["plain"]
+        assert not frame.running and list(runs.trace("me").lanes) == ["plain", "eagle3"]
         levels.append(resident())
-    assert [model() is not None for model in loaded] == [False] * 7 + [True]
+    for alive in (loaded, heads):
+        assert [part() is not None for part in alive] == [False] * 7 + [True]
     assert levels[-1] - levels[1] < weights

@@ -3,9 +3,11 @@
 import importlib.metadata
 import importlib.util
 import json
+import os
 import pickle
 import queue
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -162,6 +164,7 @@ class Zero:
             stdout=subprocess.PIPE,
             text=True,
             cwd=ROOT,
+            start_new_session=True,  # the package's forks belong to its group
         )
         self.lines: queue.Queue[dict] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
@@ -187,7 +190,7 @@ class Zero:
             return json.load(answer)
 
     def close(self) -> None:
-        self.process.kill()
+        os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
 

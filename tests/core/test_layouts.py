@@ -420,6 +420,11 @@ VARIANTS = {
     "the normed residual": (speculators, {"variants": ("norm_before_residual",)}, {}),
     "post-norm states": (speculators, {"variants": ("recycle",)}, {}),
     "post-norm states, official": (official, {"variants": ("recycle",)}, {"norm_output": True}),
+    "EAGLE-3.1 by NeMo": (
+        nemo,
+        {"variants": ("recycle", "fc_norm", "own_embedding")},
+        {"norm_output": True, "fc_norm": True},
+    ),
     "all of speculators": (
         speculators,
         {"variants": ("norm_before_fc", "norm_before_residual", "recycle", "qk_norm")},
@@ -490,6 +495,14 @@ def test_what_a_config_leaves_out_is_said(tmp_path, llama):
     assert "the config names none: EAGLE-3's usual ones" in text
     assert "rope base 10000, as in EAGLE, since the config names none" in text
     assert loaded.head.shape.rope_theta == 10000.0, "never the target's"
+    said = "norm_before_residual false, since the config does not say"
+    assert said not in text
+    folder = speculators(tmp_path / "y", made)
+    assert said not in load_head(folder, llama).notes
+    config = json.loads((folder / "config.json").read_text())
+    del config["norm_before_residual"]
+    (folder / "config.json").write_text(json.dumps(config))
+    assert said in load_head(folder, llama).notes
 
 
 def test_tied_output_rows_of_the_draft_itself(tmp_path, llama):
@@ -696,7 +709,6 @@ REFUSED_CONFIGS = {
         {"architectures": ["SomeEagle3LM"]},
         "means two things",
     ),
-    "norm_output in NeMo's": (nemo, {"norm_output": True}, "means two things"),
     "two norms before fc": (official, {"fc_norm": True, "norm_before_fc": True}, "not one"),
     "no width": (official, {"hidden_size": None}, "hidden_size: None"),
     "nothing nested": (speculators, {"transformer_layer_config": None}, "transformer_layer_config"),
@@ -930,7 +942,7 @@ class KnowingHead(DraftHead):
         place = distance.argmin(-1)
         known = (distance.amin(-1) < 1e-4) & (place >= self.first)
         token = torch.where(known, self.after_next[place], (self.after_next[place] + 1) % 7)
-        return torch.nn.functional.one_hot(token, self.shape.draft_vocab).float()
+        return 50.0 * torch.nn.functional.one_hot(token, self.shape.draft_vocab)
 
 
 def knowing(target: Target, read: tuple[int, ...], true: tuple[int, ...], knows: float = 1.0):
@@ -949,6 +961,21 @@ def test_right_layers_pass_the_check(llama):
     found = check_taps(llama, knowing(llama, (2, 4, 5), (2, 4, 5)))
     assert (found.agreement, found.warning) == (1.0, None)
     assert found.places > 60
+
+
+def test_expected_acceptance_is_that_of_speculative_sampling(llama):
+    """A head that is sure of the target's own choice is kept as often as the target makes it."""
+    from confu_core import taps
+
+    found = check_taps(llama, knowing(llama, (2, 4, 5), (2, 4, 5)))
+    prompt = chat_ids(llama, taps.QUESTION)
+    ids = prompt + llama.tokenizer.encode(taps.ANSWER, add_special_tokens=False)
+    ids = ids[: llama.context]
+    with torch.inference_mode():
+        rows = llama.prefill(llama.new_cache(len(ids)), ids)
+        chances = llama.logits(rows.last[0, len(prompt) - 1 : -1]).softmax(-1).amax(-1)
+    assert len(chances) == found.places
+    assert found.acceptance == pytest.approx(float(chances.mean()), rel=1e-4)
 
 
 @pytest.mark.parametrize("read", [(3, 5, 6), (1, 3, 4)])
@@ -984,9 +1011,10 @@ def test_the_check_on_the_real_head(tmp_path, default_target, trained):
     right = load_head(tmp_path / "x", default_target)
     assert right.warnings == ()
     assert right.head.shape == trained["eagle3"].checkpoint.head.shape
-    wrong = load_head(tmp_path / "x", default_target, TapChoice("output", (2, 15, 27)))
-    assert len(wrong.warnings) == 1
-    assert "--taps input:2,15,27" in wrong.warnings[0]
+    for layers in ((3, 16, 28), (1, 14, 26)):
+        wrong = load_head(tmp_path / "x", default_target, TapChoice("input", layers))
+        assert len(wrong.warnings) == 1
+        assert "--taps input:2,15,27" in wrong.warnings[0]
 
 
 # Export ----------------------------------------------------------------------------------------

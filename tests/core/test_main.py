@@ -35,6 +35,26 @@ def options(folders) -> list[str]:
     ]
 
 
+@pytest.mark.parametrize("command", [["train", "eagle3"], ["ablate"]])
+def test_training_takes_one_device(folders, tmp_path, capsys, command):
+    paths = [f"--{name}={tmp_path / name}" for name in ("data", "run-folder", "save")]
+    model = ["--target", str(folders / "target"), "--device", "spread", "--steps", "1"]
+    assert main([*command, *paths, *model]) == 1
+    assert "Training needs the target on one device" in capsys.readouterr().err
+
+
+def test_the_target_writes_the_same_text_when_it_is_spread(folders, tmp_path, monkeypatch):
+    monkeypatch.setattr("confu_core.train.synth.ANSWER_TOKENS", 9)
+    prompts = tmp_path / "prompts"
+    prompts.write_text("The hen\nand the user of the hen\nand\n", encoding="utf-8")
+    for device in ("cpu", "spread"):
+        files = ["--prompts", str(prompts), "--out", str(tmp_path / device)]
+        model = ["--target", str(folders / "target"), "--device", device, "--dtype", "float32"]
+        assert main(["synth", *files, *model]) == 0
+    texts = [(tmp_path / device).read_text(encoding="utf-8") for device in ("cpu", "spread")]
+    assert texts[0] == texts[1] and len(texts[0].splitlines()) == 3
+
+
 def test_compare_prints_three_equal_texts_and_writes_both_files(folders, tmp_path, capsys):
     figures, out = tmp_path / "figures.json", tmp_path / "run.json"
     files = ["--json", str(figures), "--trace", str(out)]

@@ -18,7 +18,7 @@ from confu_core.target import Target
 from confu_core.train import dryrun, features
 from confu_core.train.data import Conversation, batches
 from confu_core.train.init import new_contemplation, new_head
-from confu_core.train.loop import total_loss
+from confu_core.train.loop import TrainSettings, total_loss
 from confu_core.train.losses import DraftTrainee
 from confu_core.train.plan import (
     STAGES,
@@ -97,7 +97,8 @@ def trainee_of(target, conversations, confu: bool) -> DraftTrainee:
 
 def loss_of(trainee, conversations) -> torch.Tensor:
     batch = next(batches(conversations, 10**6, seed=None))
-    return total_loss(trainee(batch, UNROLL, random.Random(0), EVERY, True))
+    result = trainee(batch, UNROLL, random.Random(0), EVERY, True)
+    return total_loss(result, TrainSettings(steps=1))
 
 
 def described(step: Step, confu: bool) -> Step:

@@ -96,6 +96,35 @@ def test_what_cannot_run_is_refused_with_what_to_do():
     assert refusal(BIG, Machine("mps", None, False)) == ""
 
 
+def test_packed_weights_need_less():
+    """Qwen3-14B in bfloat16 does not fit on a GPU of 24 GB; packed it does, and that is said."""
+    gpu = Machine("cuda", 24_000_000_000, False)
+    plain = refusal(BIG, gpu)
+    assert "needs about 33 GB" in plain and "or --bits 4, which needs about 14 GB." in plain
+    assert refusal(BIG, gpu, bits=8) == refusal(BIG, gpu, bits=4) == ""
+    assert "needs about 62 GB" in refusal(BIG, gpu, dtype="float32")
+    small = Machine("cuda", 8_000_000_000, False)
+    assert refusal(BIG, small, bits=4).endswith("this machine has 8.0 GB. Choose a smaller one.")
+
+
+@pytest.mark.parametrize("how", [{"bits": 3}, {"dtype": "int8"}])
+def test_what_is_not_offered_is_refused_before_anything_is_counted(how):
+    assert "not supported. Choose" in refusal(BIG, GPU, **how)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_bytes_of_packed_weights(kind, bits):
+    """Every linear layer of a block is packed, and nothing else."""
+    model = tiny_model(kind, head_dim=16, tie_word_embeddings=False)
+    linear = [m for m in model.model.layers.modules() if isinstance(m, torch.nn.Linear)]
+    packed = sum(m.weight.numel() for m in linear)
+    rest = sum(p.numel() for p in model.parameters()) - packed
+    each = {4: 0.5 + 4 / 64, 8: 1}[bits]
+    shape = TargetShape.from_config(model.config.to_dict())
+    assert shape.bytes("float16", bits) == 2 * rest + round(each * packed)
+
+
 def test_a_space_is_known_by_its_variable(monkeypatch):
     monkeypatch.delenv("SPACE_ID", raising=False)
     assert not presets.this_machine("cpu").space
@@ -153,6 +182,17 @@ def test_a_licence_and_a_note_stand_in_the_error(local):
         presets.load(noted, "cpu")
 
 
+def test_packing_counts_when_a_preset_is_loaded(local, monkeypatch):
+    """What does not fit whole gets as far as the packing itself."""
+    room = Machine("cpu", local.memory_bytes(bits=4), False)
+    monkeypatch.setattr(presets, "this_machine", lambda device: room)
+    with pytest.raises(SettingsError, match="or --bits 4"):
+        presets.load(local, "cpu")
+    monkeypatch.setattr("confu_core.target.is_bitsandbytes_available", lambda: False)
+    with pytest.raises(TargetError, match="pip install bitsandbytes"):
+        presets.load(local, "cpu", bits=4)
+
+
 def test_commands_take_a_preset(local, monkeypatch, capsys):
     monkeypatch.setitem(PRESETS, "tiny", local)
     arguments = ["--preset", "tiny", "--device", "cpu", "--max-new-tokens", "6"]
@@ -171,3 +211,9 @@ def test_the_list_of_presets_says_what_each_takes(capsys):
     assert "| qwen3-1.7b | Qwen/Qwen3-1.7B | AngelSlim/Qwen3-1.7B_eagle3 | none | 3.7 GB" in printed
     assert "| smollm2-135m-instruct | SmolLM2-135M-Instruct | ships | ships | 0.1 GB" in printed
     assert "accept the Llama 3.1 Community License" in printed
+    assert main(["presets", "--bits", "4"]) == 0
+    packed = capsys.readouterr().out
+    assert "| 33 GB | bfloat16 |" in printed
+    assert "| 14 GB | bfloat16, 4-bit weights |" in packed
+    default = [line for line in packed.splitlines() if f"| {presets.DEFAULT} |" in line]
+    assert default[0] in printed, "the default target is never packed here"

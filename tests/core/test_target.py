@@ -338,7 +338,15 @@ def test_rows_of_a_spread_target_stay_on_one_device(family, together, monkeypatc
             return
         rows = target.prefill(cache, TEXT)
         found = target.verify(cache, replace(TREE))  # which keeps its mask
-    places = {tensor.device for tensor in (rows.taps, rows.last, found.logits, found.taps)}
+        # Several texts at once, as training text is written.
+        several = target.new_cache(12, batch=3)
+        several.open(12)
+        ids = torch.tensor([TEXT] * 3)
+        mask = torch.ones(3, 12, 12, dtype=torch.bool).tril()
+        batch = target.run(target.embed(ids), torch.arange(12).expand(3, 12), mask, several)
+        likeliest = target.logits(batch.last[:, -1]).argmax(-1)
+    tensors = (rows.taps, rows.last, found.logits, found.taps, batch.last, likeliest)
+    places = {tensor.device for tensor in tensors}
     assert places == {torch.device("cpu")} == {target.device}
     assert model.model.layers[5].mlp.up_proj.weight.device == torch.device("cuda:1")
 

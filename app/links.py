@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from app.form import FIELDS, METHODS, MOST_CHARACTERS
+from app.form import CHANGES, FIELDS, METHODS, MOST_CHARACTERS, MOST_EXPERTS
 from app.text import LANGUAGES
 
 # Parts of the player that a lesson may hide.
@@ -21,16 +21,20 @@ class Link:
     preset: str | None = None
     prompt: str | None = None
     numbers: dict[str, float] = field(default_factory=dict)
+    methods: tuple[str, ...] = ()
+    change: str | None = None
+    expert: int | None = None
     step: int | None = None
     hide: tuple[str, ...] = ()
     panels: tuple[str, ...] = ()
     language: str | None = None
     ignored: tuple[str, ...] = ()
+    clamped: tuple[str, ...] = ()
 
 
 def parse(query: Mapping[str, str], presets: tuple[str, ...]) -> Link:
     """Read a page's query. Parameters that are not ours (Gradio has its own) pass unseen."""
-    ignored = []
+    ignored, clamped = [], []
     numbers = {}
     for entry in FIELDS:
         name = NAMES.get(entry.name, entry.name)
@@ -41,6 +45,20 @@ def parse(query: Mapping[str, str], presets: tuple[str, ...]) -> Link:
             ignored.append(name)
         else:
             numbers[entry.name] = entry.clamp(value)
+            if numbers[entry.name] != value:
+                clamped.append(name)
+    methods = tuple(name for name in METHODS if name in query.get("methods", "").split(","))
+    if "methods" in query and not methods:
+        ignored.append("methods")
+    # Another prompt's future token is left out: a link would have to hold that prompt too.
+    change = query.get("change")
+    if change is not None and (change not in CHANGES or change == "swap future"):
+        ignored.append("change")
+        change = None
+    expert = _number(query["expert"]) if "expert" in query else None
+    if "expert" in query and (expert is None or not 1 <= expert <= MOST_EXPERTS):
+        ignored.append("expert")
+        expert = None
     preset = query.get("preset")
     if preset is not None and preset not in presets:
         ignored.append("preset")
@@ -62,11 +80,15 @@ def parse(query: Mapping[str, str], presets: tuple[str, ...]) -> Link:
         preset=preset,
         prompt=prompt,
         numbers=numbers,
+        methods=methods,
+        change=change,
+        expert=None if expert is None else int(expert),
         step=None if step is None else int(step),
         hide=hide,
         panels=tuple(query[key] for key in ("a", "b") if query.get(key) in METHODS),
         language=language,
         ignored=tuple(ignored),
+        clamped=tuple(clamped),
     )
 
 

@@ -62,12 +62,15 @@ def backdrops(folder: Path = FOLDER, most: int = 240) -> dict[str, list[list[flo
     return found
 
 
-def reference(trace: Trace, engine: Any = None, folder: Path = FOLDER) -> Reference:
-    """What a trace is compared with: what was recorded of its ConFu head, and that head's map if
-    it is loaded now."""
+def reference(
+    trace: Trace, engine: Any = None, folder: Path = FOLDER, head: str | None = None
+) -> Reference:
+    """What a trace is compared with: what was recorded of a head (by sha256; None: the first of
+    which anything is known), and that head's map if it is loaded now."""
     loaded = map_of(engine, trace) if engine is not None else {}
     for lane in trace.lanes.values():
-        if lane.head is None or lane.method != "confu":
+        contemplates = any(r.contemplate_router or r.future for r in lane.rounds)
+        if lane.head is None or not contemplates or head not in (None, lane.head.sha256):
             continue
         entry = known(folder).get(lane.head.sha256, {}) | loaded.get(lane.head.sha256, {})
         if entry:

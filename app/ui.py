@@ -20,6 +20,7 @@ from app.form import (
     FIELDS,
     METHODS,
     MOST_CHARACTERS,
+    MOST_EXPERTS,
     NO_CHANGE,
     intervention_of,
     settings_of,
@@ -28,10 +29,13 @@ from app.lessons import EXAMPLES, Example
 from app.runs import Frame, Runs
 from app.text import DEFAULT, LANGUAGES, choose, say
 from app.views import experts, futures, lesson, progress, speed, wire
+from app.views.chart import Chart, heads
 from confu_core.errors import ConFuError
 from confu_core.trace import Settings, Trace
 
+FONTS = ["system-ui", "-apple-system", "Segoe UI", "Noto Sans", "DejaVu Sans", "sans-serif"]
 MOST_WAITING = 32
+MOST_HEADS = 2  # heads of a run whose experts and maps are drawn: ConFu's and ConFu+'s
 MOST_TRACE_BYTES = 8_000_000
 COMPUTE = "compute"  # one computation at a time, whoever asks
 
@@ -65,6 +69,16 @@ function shareLink({ header, step, language, panels, prompt }) {
     query.set('step', step);
     panels.forEach((name, i) => query.set('ab'[i], name));
   }
+  if (header) {
+    const lanes = Object.values(header.lanes);
+    const methods = lanes.filter((lane) => !lane.intervention).map((lane) => lane.method);
+    if (methods.join() !== CHOSEN.join()) query.set('methods', methods.join());
+    const changed = lanes.find((lane) => lane.intervention && !lane.intervention.donor);
+    if (changed) query.set('change', changed.intervention.change);
+    if (changed && changed.intervention.expert !== null) {
+      query.set('expert', changed.intervention.expert + 1);
+    }
+  }
   query.set('lang', language);
   for (const name of ['hide', '__theme']) {
     const kept = new URLSearchParams(location.search).get(name);
@@ -90,6 +104,7 @@ def step_player() -> gr.HTML:
         f"const ASSETS = {player.assets()};",
         f"const PRESETS = {player.as_script(presets)};",
         f"const FIELDS = {player.as_script(fields)};",
+        f"const CHOSEN = {player.as_script(CHOSEN)};",
         _MOUNT,
     ]
     return gr.HTML(
@@ -104,7 +119,7 @@ def launch_options() -> dict[str, Any]:
     """What `launch` must be told so that the page looks and behaves the same everywhere."""
     return {
         "css": files("app").joinpath("page.css").read_text(encoding="utf-8"),
-        "theme": gr.themes.Default(primary_hue="blue"),
+        "theme": gr.themes.Default(primary_hue="blue", font=FONTS),
         "ssr_mode": False,
         # The public endpoint as a tool, where gradio's extra `mcp` is installed.
         "mcp_server": find_spec("mcp") is not None,
@@ -152,7 +167,7 @@ class _Page:
 
     def build(self) -> None:
         en = partial(say, DEFAULT)
-        with gr.Row(equal_height=False):
+        with gr.Row(equal_height=False, elem_id="head"):
             self.head = gr.HTML(lesson.head(DEFAULT), scale=5)
             self.language = gr.Dropdown(
                 [(name, code) for code, name in LANGUAGES.items()],
@@ -165,28 +180,32 @@ class _Page:
                 min_width=120,
                 visible=len(LANGUAGES) > 1,
             )
-        with gr.Row(equal_height=True):
-            with gr.Column(scale=6, elem_id="ask"):
-                self.prompt = self.words(
-                    gr.Textbox(
-                        label=en("form.prompt"),
-                        placeholder=en("form.placeholder"),
-                        lines=2,
-                        max_lines=6,
-                        max_length=MOST_CHARACTERS,
-                        elem_id="prompt",
-                    ),
-                    label="form.prompt",
-                    placeholder="form.placeholder",
-                )
-                self.count = gr.HTML(js_on_load=_WATCH_TYPING, elem_id="count")
-            with gr.Column(scale=1, min_width=130):
-                self.run = self.words(
-                    gr.Button(en("form.run"), variant="primary", elem_id="run"), value="form.run"
-                )
-                self.stop = self.words(
-                    gr.Button(en("form.stop"), interactive=False, elem_id="stop"), value="form.stop"
-                )
+        with gr.Row(equal_height=True, elem_id="ask"):
+            self.prompt = self.words(
+                gr.Textbox(
+                    label=en("form.prompt"),
+                    placeholder=en("form.placeholder"),
+                    lines=1,
+                    max_lines=6,
+                    max_length=MOST_CHARACTERS,
+                    show_label=False,
+                    container=False,
+                    elem_id="prompt",
+                    scale=8,
+                ),
+                label="form.prompt",
+                placeholder="form.placeholder",
+            )
+            self.run = self.words(
+                gr.Button(en("form.run"), variant="primary", elem_id="run", scale=1, min_width=110),
+                value="form.run",
+            )
+            self.stop = self.words(
+                gr.Button(
+                    en("form.stop"), interactive=False, elem_id="stop", scale=0, min_width=84
+                ),
+                value="form.stop",
+            )
         with gr.Row(elem_id="examples"):
             self.examples = [
                 self.words(
@@ -195,7 +214,27 @@ class _Page:
                 )
                 for example in EXAMPLES
             ]
-        with gr.Accordion(en("form.settings"), open=False) as self.accordion:
+            self.count = gr.HTML(js_on_load=_WATCH_TYPING, elem_id="count")
+            self._settings()
+        with gr.Row(elem_id="state"):
+            self.progress = gr.HTML(progress.line(""), elem_id="progress", scale=4)
+            self.model = gr.HTML(progress.line(""), elem_id="model", scale=2, min_width=240)
+        self.player = step_player()
+        with gr.Tabs(elem_id="charts"):
+            with gr.Tab(en("tab.lesson")) as tab:
+                self.lesson = gr.HTML(lesson.body(DEFAULT))
+            self.words(tab, label="tab.lesson")
+            self.charts = [
+                *self._tab("tab.experts", 4 * MOST_HEADS),
+                *self._tab("tab.futures", MOST_HEADS),
+                *self._tab("tab.speed", 2),
+            ]
+        self.timer = gr.Timer(1.0, active=False)  # the page must know its language first
+
+    def _settings(self) -> None:
+        """What a run can be asked for besides its prompt; folded until it is wanted."""
+        en = partial(say, DEFAULT)
+        with gr.Accordion(en("form.settings"), open=False, elem_id="settings") as self.accordion:
             with gr.Row():
                 choices = self.runs.slot.choices
                 self.choice = self.words(
@@ -234,7 +273,14 @@ class _Page:
                     info="form.change_info",
                 )
                 self.expert = self.words(
-                    gr.Number(1, minimum=1, precision=0, label=en("form.expert"), visible=False),
+                    gr.Number(
+                        1,
+                        minimum=1,
+                        maximum=MOST_EXPERTS,
+                        precision=0,
+                        label=en("form.expert"),
+                        visible=False,
+                    ),
                     label="form.expert",
                 )
                 self.donor = self.words(
@@ -247,20 +293,6 @@ class _Page:
                     label="form.donor",
                 )
         self.words(self.accordion, label="form.settings")
-        with gr.Row(elem_id="state"):
-            self.progress = gr.HTML(progress.line(""), elem_id="progress", scale=4)
-            self.model = gr.HTML(progress.line(""), elem_id="model", scale=2, min_width=240)
-        self.player = step_player()
-        with gr.Tabs(elem_id="charts"):
-            with gr.Tab(en("tab.lesson")) as tab:
-                self.lesson = gr.HTML(lesson.body(DEFAULT))
-            self.words(tab, label="tab.lesson")
-            self.charts = [
-                *self._tab("tab.experts", 4),
-                *self._tab("tab.futures", 1),
-                *self._tab("tab.speed", 2),
-            ]
-        self.timer = gr.Timer(1.0, active=True)
 
     @staticmethod
     def _changes(language: str) -> list[tuple[str, str]]:
@@ -269,7 +301,7 @@ class _Page:
         return [(say(language, "form.no_change"), NO_CHANGE), *named]
 
     def _number(self, field) -> Any:
-        options = {"label": say(DEFAULT, f"field.{field.name}"), "min_width": 150}
+        options = {"label": say(DEFAULT, f"field.{field.name}"), "min_width": 220}
         if field.name == "seed":
             component = gr.Number(
                 field.default, minimum=field.low, maximum=field.high, precision=0, **options
@@ -310,12 +342,24 @@ class _Page:
         loaded = demo.load(
             self.on_load,
             None,
-            [self.player, self.progress, self.model, self.language, *form, *self._worded()],
+            [
+                *(self.player, self.progress, self.model, self.language, *form),
+                *(self.change, self.expert, *self._worded()),
+            ],
             **quiet,
         )
         follow(loaded)
-        running = gr.on(
+        ticking = (self.on_tick, self.language, [self.model, self.timer, self.progress])
+        loaded.then(*ticking, queue=False, **quiet)
+        asked = gr.on(
             [self.run.click, self.prompt.submit],
+            self.on_ask,
+            self.language,
+            [self.progress, self.run, self.stop, self.timer],
+            queue=False,
+            **quiet,
+        )
+        running = asked.then(
             self.on_run,
             [self.language, self.choice, self.change, self.expert, self.donor, *form],
             frame,
@@ -328,7 +372,7 @@ class _Page:
         )
         for event in (running, stopped):
             follow(event)
-            event.then(self.on_tick, self.language, [self.model, self.timer], **quiet)
+            event.then(*ticking, **quiet)
         self.choice.input(self.on_choice, [self.choice, self.language], self.model, **quiet)
         self.count.typed(*counting, trigger_mode="always_last", queue=False, **quiet)
         self.numbers[0].change(*counting, trigger_mode="always_last", queue=False, **quiet)
@@ -352,9 +396,7 @@ class _Page:
             self.on_language, self.language, [self.player, self.model, *self._worded()], **quiet
         )
         follow(spoken)
-        ticked = self.timer.tick(
-            self.on_tick, self.language, [self.model, self.timer], queue=False, **quiet
-        )
+        ticked = self.timer.tick(*ticking, queue=False, **quiet)
         ticked.then(*counting, queue=False, **quiet)
         demo.unload(self.on_unload)
         gr.api(
@@ -391,34 +433,52 @@ class _Page:
         prompt = link.prompt or next((e.prompt for e in EXAMPLES if e.name == first), "")
         session = request.session_hash
         if self.runs.store.get(session):  # a quick visitor has pressed Run already
-            return [gr.skip()] * (6 + len(FIELDS) + len(self._worded()))
+            return [gr.skip()] * (8 + len(FIELDS) + len(self._worded()))
         if trace:
             message = self.runs.show(session, trace, "recorded", link.step)
         else:
             message = wire.speak(uuid.uuid4().hex, language, link.step)
         numbers = [gr.update(value=link.numbers.get(f.name, f.default)) for f in FIELDS]
         line = progress.line(lesson.question(language, first) if trace else "")
-        if link.ignored:
-            line = progress.line(say(language, "link.ignored", names=", ".join(link.ignored)))
+        notices = [
+            say(language, key, names=", ".join(names))
+            for names, key in ((link.clamped, "link.clamped"), (link.ignored, "link.ignored"))
+            if names
+        ]
+        if notices:
+            line = progress.line(" ".join(notices))
         return [
             wire.dress(message, language, link.hide, link.panels),
             line,
             self.runs.model_line(language),
             language,
             prompt,
-            gr.skip(),
+            list(link.methods) or gr.skip(),
             *numbers,
+            gr.update(value=link.change) if link.change else gr.skip(),
+            gr.update(value=link.expert or 1, visible="expert" in (link.change or "")),
             *(self._spoken(language) if language != DEFAULT else self._untouched()),
         ]
 
     def _untouched(self) -> list[Any]:
         return [gr.skip() for _ in self._worded()]
 
-    def on_tick(self, language: str) -> tuple[Any, Any]:
-        """Loading progress, until there is nothing more to tell."""
-        state = self.runs.slot.state
-        busy = state.phase in ("idle", "loading")
-        return self.runs.model_line(language), gr.update(active=busy)
+    def on_tick(self, language: str, request: gr.Request) -> tuple[Any, Any, Any]:
+        """Loading progress and the place in the line, until there is nothing more to tell."""
+        place = self.runs.waiting(request.session_hash, language)
+        busy = self.runs.slot.state.phase in ("idle", "loading") or place is not None
+        return self.runs.model_line(language), gr.update(active=busy), place or gr.skip()
+
+    def on_ask(self, language: str, request: gr.Request) -> tuple[Any, Any, Any, Any]:
+        """At once, before the queue lets the run begin."""
+        self.runs.line.join(request.session_hash)
+        place = self.runs.waiting(request.session_hash, language)
+        return (
+            place,
+            gr.update(interactive=False),
+            gr.update(interactive=True),
+            gr.update(active=True),
+        )
 
     def on_choice(self, name: str, language: str) -> str:
         """What the chosen model takes; a run loads it, not the choice."""
@@ -473,6 +533,7 @@ class _Page:
         """An example fills the prompt; its recorded run, if there is one, opens at once."""
 
         def choose_example(language: str, request: gr.Request) -> tuple[Any, ...]:
+            self.runs.line.leave(request.session_hash)
             trace = self.load_recorded(example.name)
             if trace is None:
                 line = progress.line(say(language, "example.not_recorded"))
@@ -485,6 +546,7 @@ class _Page:
 
     def on_opened(self, language: str, event: gr.EventData, request: gr.Request) -> tuple[Any, ...]:
         """A trace file from the visitor: untrusted, so checked field by field."""
+        self.runs.line.leave(request.session_hash)
         text = event._data.get("text") if isinstance(event._data, dict) else None
         try:
             if not isinstance(text, str) or len(text) > MOST_TRACE_BYTES:
@@ -508,24 +570,26 @@ class _Page:
         if trace is None:
             nothing = html.escape(say(language, "chart.none"))
             return [value for _ in self.charts for value in (nothing, gr.update(visible=False), "")]
-        reference = recorded.reference(trace, self.runs.slot.engine)
-        drawn = [
-            experts.chart(trace, "contemplate", language),
-            experts.chart(trace, "future", language),
-            experts.usual_chart(trace, "contemplate", language, reference),
-            experts.usual_chart(trace, "future", language, reference),
-            futures.chart(trace, language, reference),
-            speed.race(trace, language),
-            speed.phases(trace, language),
-        ]
+        found = heads(trace)[:MOST_HEADS] or [None]
+        routers, maps = [], []
+        for head in found:
+            reference = recorded.reference(trace, self.runs.slot.engine, head=head)
+            usual = partial(experts.usual_chart, trace, reference=reference, head=head)
+            routers += [experts.chart(trace, name, language, head) for name in experts.ROUTERS]
+            routers += [usual(router=name, language=language) for name in experts.ROUTERS]
+            maps.append(futures.chart(trace, language, reference, head))
+        spare = [Chart(None, "")] * (MOST_HEADS - len(found))
+        drawn = [*routers, *4 * spare, *maps, *spare]
+        drawn += [speed.race(trace, language), speed.phases(trace, language)]
         values: list[Any] = []
         for chart in drawn:
-            shown = chart.figure is not None
-            plot = gr.update(value=chart.figure, visible=shown)
-            values += [html.escape(chart.sentence), plot, chart.table]
+            plot = gr.update(value=chart.figure, visible=chart.figure is not None)
+            sentence = gr.update(value=html.escape(chart.sentence), visible=bool(chart.sentence))
+            values += [sentence, plot, gr.update(value=chart.table, visible=bool(chart.table))]
         return values
 
     def on_unload(self, request: gr.Request) -> None:
+        self.runs.line.leave(request.session_hash)
         self.runs.store.drop(request.session_hash)
 
     def compare(
@@ -537,6 +601,7 @@ class _Page:
         nodes: int = 30,
         depth: int = 5,
         top_k: int = 8,
+        trace: bool = False,
     ) -> dict:
         """Decode one prompt by every available method and compare what they wrote and what it cost.
 
@@ -548,11 +613,13 @@ class _Page:
             nodes: Size of the draft tree, the root included.
             depth: Drafting steps per round.
             top_k: Branches kept per drafting step.
+            trace: Whether to add every round's tree, acceptance, experts and future token.
 
         Returns:
             prompt, settings, target, identical (all methods wrote the same tokens), and methods:
             per method text, tokens (how many), rounds (verification passes of the target), tau
             (tokens gained per such pass, bonus token included) and seconds (its own compute time).
+            With trace: also trace, as the page saves it.
         """
         settings = Settings(
             max_new_tokens=max_new_tokens,
@@ -563,6 +630,6 @@ class _Page:
             top_k=top_k,
         )
         try:
-            return self.runs.compare(prompt, settings)
+            return self.runs.compare(prompt, settings, trace)
         except ConFuError as error:
             raise gr.Error(html.escape(str(error)), print_exception=False) from error

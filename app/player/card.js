@@ -73,7 +73,7 @@ const confuCard = (({ el, svg, sign, token, sentence, memory }, layout, story, t
       if (phase >= 2 && record.contemplated.length) {
         const successor = state.successor(lane, record.index);
         const carried = tree.contemplation(record, node, phase, successor) || "none";
-        facts.push(fact("card.contemplate", stage.say(`contemplate.${carried}`)));
+        facts.push(fact("card.contemplate", stage.say(`card.contemplate_${carried}`)));
       }
       return facts;
     }

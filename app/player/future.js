@@ -56,7 +56,7 @@ const confuFuture = (({ el, token, sign, sentence, memory }, layout, story, maps
         return el("li", { class: weight > 0 ? "cfx-on" : null },
           el("span", { class: "cfx-expert", text: `E${expert + 1}` }),
           el("span", { class: "cfx-meter" }, el("span", { style: `width:${(100 * weight).toFixed(1)}%` })),
-          el("span", { class: "cfx-weight", text: weight > 0 ? weight.toFixed(2) : "–" }),
+          el("span", { class: "cfx-weight", text: weight > 0 ? layout.weight(weight) : "–" }),
           el("span", { class: "cfx-change", text: mark, title: mark ? stage.say("router.change", { change: signed }) : null }));
       });
       node.append(el("ol", { class: "cfx-experts" }, ...rows));

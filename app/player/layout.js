@@ -9,9 +9,10 @@ const confuLayout = (() => {
 
   const CHAR = 7.4; // advance of one 12 px monospace character
   const LINE = 15; // height of a line of text in a node
-  const GAP = 26; // between a node and its children
+  const GAP = 20; // between a node and its children
+  const PAD = 6; // between a node's frame and its text
   const INDENT = 20; // one level of the outline
-  const BADGE = 30; // the count of folded nodes inside their ancestor
+  const BADGE = 30; // the count of folded nodes, in an outline inside their ancestor
 
   function codeName(character) {
     return "U+" + character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0");
@@ -72,6 +73,11 @@ const confuLayout = (() => {
     if (value >= 99.5 && value < 100) return ">99%";
     if (value > 0 && value < 0.5) return "<1%";
     return Math.round(value) + "%";
+  }
+
+  /** An expert's weight; one that was chosen is never shown as nothing. */
+  function weight(share) {
+    return share < 0.005 ? "<0.01" : share.toFixed(2);
   }
 
   function childrenOf(tree) {
@@ -159,12 +165,12 @@ const confuLayout = (() => {
 
     const measure = ([first, second], badge) => {
       if (options.outline) return textWidth(`${first} ${second}`) + badge;
-      return Math.max(textWidth(first), textWidth(second) + badge);
+      return Math.max(textWidth(first), textWidth(second));
     };
     const height = options.outline ? LINE + 6 : 2 * LINE + 4;
 
     const add = (kind, node, depth, lines, parentBox) => {
-      const width = Math.ceil(measure(lines, node >= 0 && hidden[node] ? BADGE : 0)) + 16;
+      const width = Math.ceil(measure(lines, node >= 0 && hidden[node] ? BADGE : 0)) + 2 * PAD;
       boxes.push({ kind, node, depth, row, width, height });
       columns[depth] = Math.max(columns[depth] || 0, width);
       if (parentBox >= 0) edges.push({ from: parentBox, to: boxes.length - 1 });
@@ -203,16 +209,19 @@ const confuLayout = (() => {
     for (const box of boxes) {
       box.x = left[box.depth];
       box.y = 6 + box.row * pitch;
-      width = Math.max(width, box.x + box.width + 8);
+      width = Math.max(width, box.x + box.width + 12);
     }
-    // What is folded below a node is counted in a badge in its lower right corner.
+    // What is folded below a node is counted in a badge: in a tree over its lower right corner, in an
+    // outline at its end.
     for (const box of boxes.slice()) {
       if (box.kind !== "node" || !hidden[box.node]) continue;
       box.folds = true;
       const { node, depth } = box;
-      const x = box.x + box.width - BADGE + 2;
-      const y = box.y + height - LINE - 3;
-      boxes.push({ kind: "fold", node, depth, row: box.row, x, y, width: BADGE - 6, height: LINE, count: hidden[node] });
+      const x = box.x + box.width - (options.outline ? BADGE - 2 : PAD);
+      const y = box.y + height - (options.outline ? LINE + 3 : 11);
+      const count = hidden[node];
+      const span = options.outline ? BADGE - 6 : 12 + 7 * String(count).length;
+      boxes.push({ kind: "fold", node, depth, row: box.row, x, y, width: span, height: LINE, count });
     }
     const lastRow = Math.max(...boxes.map((box) => box.row));
     return { boxes, edges, width, height: 8 + (lastRow + 1) * pitch, outline: Boolean(options.outline) };
@@ -387,7 +396,7 @@ const confuLayout = (() => {
   }
 
   return {
-    visible, visibleParts, clippedParts, textWidth, percent, childrenOf, rankOf, lineage, fold,
+    BADGE, PAD, visible, visibleParts, clippedParts, textWidth, percent, weight, childrenOf, rankOf, lineage, fold,
     place, edgePath, starts, tokensOf, secondsOf, elapsed, roundAt, bars, timelineScale, speedOf,
     firstDifference, REACH, tokensAfter, cameTrue, withBudget, mapScale, codeName,
   };

@@ -23,12 +23,12 @@ function confuPlayer(element, assets, host) {
   const parts = {
     badge: el("span", { class: "cfx-badge" }),
     title: el("span", { class: "cfx-title" }),
-    meta: el("span", { class: "cfx-meta" }),
     actions: el("div", { class: "cfx-actions" }),
     notice: el("div", { class: "cfx-notice", role: "alert", hidden: true }),
     empty: el("p", { class: "cfx-empty" }),
     race: el("div", { class: "cfx-race" }),
     verdict: el("div", { class: "cfx-verdict" }),
+    meta: el("p", { class: "cfx-meta" }),
     transport: el("div", { class: "cfx-transport", role: "group" }),
     phases: el("div", { class: "cfx-phases" }),
     panels: el("div", { class: "cfx-panels" }),
@@ -39,10 +39,11 @@ function confuPlayer(element, assets, host) {
   };
   const spoken = el("div", { class: "cfx-spoken", "aria-live": "polite" });
   const dialog = el("dialog", { class: "cfx-dialog" });
-  const { badge, title, meta, actions, notice, empty, ...staged } = parts;
+  const { badge, title, actions, notice, empty, race: bars, verdict, meta, ...below } = parts;
   const root = el("section", { class: "cfx", tabindex: "-1" },
-    el("header", { class: "cfx-top" }, badge, el("div", { class: "cfx-heading" }, title, meta), actions),
-    notice, empty, el("div", { class: "cfx-stage" }, ...Object.values(staged)), spoken, dialog);
+    el("header", { class: "cfx-top" }, badge, title, actions), notice, empty,
+    el("div", { class: "cfx-stage" }, bars, el("div", { class: "cfx-result" }, verdict, meta), ...Object.values(below)),
+    spoken, dialog);
   const controls = {};
 
   /** What the painters see of the player. */

@@ -43,6 +43,7 @@ const confuRace = (({ el, svg, sign, sentence, memory }, layout) => {
       const row = {
         changed: memory(),
         bars: [],
+        cursor: svg("rect", { y: 0, height: 36, class: "cfx-cursor" }),
         canvas: svg("svg", { viewBox: "0 0 1000 36", preserveAspectRatio: "none", class: "cfx-bars", "aria-hidden": "true" }),
         tau: el("span", { class: "cfx-figure cfx-tau" }),
         passes: el("span", { class: "cfx-figure" }),
@@ -51,6 +52,7 @@ const confuRace = (({ el, svg, sign, sentence, memory }, layout) => {
         spoken: el("span", { class: "cfx-spoken" }),
         error: el("p", { class: "cfx-lane-error", hidden: true }),
       };
+      row.canvas.append(row.cursor);
       row.node = el("div", { class: `cfx-race-row cfx-m-${stage.look(lane)}`, "data-lane": lane.name },
         el("span", { class: "cfx-name" }, sign(stage.look(lane)), el("b", { text: stage.name(lane) }),
           lane.head && !lane.head.trained && el("span", { class: "cfx-flag", text: stage.say("race.untrained") })),
@@ -116,6 +118,7 @@ const confuRace = (({ el, svg, sign, sentence, memory }, layout) => {
       const off = difference ? layout.roundAt(lane.rounds, difference.index, "text") : -1;
       const shown = state.current(lane);
       const pointed = state.pointedRound(lane);
+      for (const side of ["x", "width"]) row.cursor.setAttribute(side, row.bars[shown] ? row.bars[shown].getAttribute(side) : 0);
       row.bars.forEach((bar, index) => {
         const marks = [index === shown && " cfx-now", index === pointed && " cfx-pointed", index === off && " cfx-off"];
         const look = `cfx-bar${marks.filter(Boolean).join("")}`;

@@ -11,11 +11,14 @@ const confuTree = (({ el, svg, token }, layout, story) => {
     return record.tree.states[node];
   }
 
+  /** The figures on a node: while drafting the draft's probability, in the check the target's own, and
+   * from then on both where they led to an acceptance. */
   function caption(record, node, phase) {
     if (node === 0) return "";
     const draft = layout.percent(record.tree.draft_probs[node]);
-    const accepted = phase >= 2 && record.tree.states[node] === "accepted";
-    return accepted ? `${draft} → ${layout.percent(record.tree.target_probs[node])}` : draft;
+    const target = layout.percent(record.tree.target_probs[node]);
+    if (phase === 2) return target;
+    return phase > 2 && record.tree.states[node] === "accepted" ? `${draft}→${target}` : draft;
   }
 
   // Measured with the longest caption that a node ever shows, so that phases move nothing.
@@ -41,8 +44,8 @@ const confuTree = (({ el, svg, token }, layout, story) => {
 
   /** The two lines of a node; in an outline they stand on one line. */
   function label(box, first, second, outline) {
-    const x = box.x + 8;
-    const centred = !outline && !second && !box.folds;
+    const x = box.x + layout.PAD;
+    const centred = !outline && !second;
     const text = svg("text", { x, y: box.y + (centred ? 21 : 15), class: "cfx-label" });
     for (const [kind, piece] of first) text.append(svg("tspan", { class: `cfx-${kind}`, text: piece }));
     if (second) {
@@ -138,7 +141,9 @@ const confuTree = (({ el, svg, token }, layout, story) => {
       group.append(label(box, first, caption(record, box.node, phase), outline));
       const carried = contemplation(record, box.node, phase, scene.successor);
       if (carried) {
-        const dot = { cx: box.x + box.width - 6, cy: box.y + 6.5, r: 3 };
+        // On one line the count of folded nodes has the corner.
+        const [right, top] = outline ? [box.folds ? layout.BADGE + 3 : 9, box.height / 2] : [8, 10];
+        const dot = { cx: box.x + box.width - right, cy: box.y + top, r: 3 };
         group.append(svg("circle", { ...dot, class: `cfx-dot cfx-dot-${carried}` }));
       }
     }

@@ -49,6 +49,27 @@ def lane_name(lane: Lane, language: str) -> str:
     return say(language, "method.changed", method=method, what=what)
 
 
+def heads(trace: Trace) -> list[str]:
+    """The heads (by sha256) that contemplated in this run. Routers and the axes of a map belong to
+    a head, so charts show one head's lanes and no other's."""
+    able = (
+        lane.head.sha256 if lane.head else ""
+        for lane in trace.lanes.values()
+        if any(r.contemplate_router or r.future_router or r.future for r in lane.rounds)
+    )
+    return list(dict.fromkeys(able))
+
+
+def of_head(trace: Trace, head: str | None) -> dict[str, Lane]:
+    """The lanes of a head; None names the first that contemplated."""
+    wanted = next(iter(heads(trace)), None) if head is None else head
+    return {
+        name: lane
+        for name, lane in trace.lanes.items()
+        if (lane.head.sha256 if lane.head else "") == wanted
+    }
+
+
 def link(trace: Trace, name: str, rounds: list[int | None]) -> dict[str, object]:
     """What a chart's trace tells the player (`player/charts.js`) in its `meta`: whose rounds its
     columns or points are, in order; None for a point that is no round."""
@@ -75,6 +96,7 @@ def figure(height: int, **layout: object) -> go.Figure:
         height=height,
         margin={"l": 64, "r": 20, "t": 40, "b": 56},
         font={"size": 13},
+        modebar={"bgcolor": "rgba(0,0,0,0)", "color": "#888", "activecolor": "#0072B2"},
         **layout,
     )
     drawing.update_xaxes(gridcolor="rgba(128,128,128,.25)", zeroline=False)

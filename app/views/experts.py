@@ -1,14 +1,16 @@
 """Expert weights of both routers over the rounds."""
 
+import html
 from collections import Counter
 
 from app.text import say
-from app.views.chart import Chart, figure, link
-from app.views.marks import safe, table, visible
+from app.views.chart import Chart, figure, lane_name, link, of_head
+from app.views.marks import table, visible
 from app.views.reference import Reference
 from confu_core.trace import Lane, RoundRecord, Trace
 
 ROUTERS = ("contemplate", "future")
+ALIKE = 0.02  # weights of task groups that are no further apart tell nothing about a run
 LONG = 2  # accepted tokens that make an acceptance "long" in the sentence
 
 # What both heatmaps share: weights from 0 to 1, from white to the palette's light blue, so that the
@@ -24,29 +26,31 @@ _HEATMAP = {
 }
 
 
-def chart(trace: Trace, router: str, language: str) -> Chart:
-    """One router's heatmap: experts by rounds, the gained text beneath."""
-    name = next((name for name, lane in trace.lanes.items() if _rounds(lane, router)), None)
+def chart(trace: Trace, router: str, language: str, head: str | None = None) -> Chart:
+    """One router's heatmap: experts by rounds, the gained text beneath. `head`: whose (sha256)."""
+    lanes = of_head(trace, head)
+    name = next((name for name, lane in lanes.items() if _rounds(lane, router)), None)
     if name is None:
         return Chart(None, say(language, f"experts.none_{router}"))
     rounds = _rounds(trace.lanes[name], router)
     count = len(_weights(rounds[0], router))
     columns = [_weights(record, router) for record in rounds]
+    labels = [f"{r.index}  {visible(_gained(r), 16)}" for r in rounds]
+    below = 24 + 7 * max(map(len, labels))  # pixels that the longest label takes when upright
     drawing = figure(
-        120 + 26 * count,
-        title={"text": say(language, f"router.{router}"), "font": {"size": 14}},
+        60 + 26 * count + below,
+        title={"text": _title(trace.lanes[name], router, language), "font": {"size": 14}},
         xaxis={
             "tickmode": "array",
             "tickvals": list(range(len(rounds))),
-            "ticktext": [f"{r.index}  {safe(_gained(r), 16)}" for r in rounds],
+            "ticktext": [html.escape(label) for label in labels],
             "tickangle": -90,
             "tickfont": {"size": 11},
             "showgrid": False,
         },
         yaxis={"showgrid": False, "autorange": "reversed"},
     )
-    drawing.update_layout(margin={"b": 150})
-    drawing.update_layout(height=240 + 22 * count)
+    drawing.update_layout(margin={"b": below})
     drawing.add_heatmap(
         # Not selected: no colour at all, on a light page as on a dark one.
         z=[[column[expert] or None for column in columns] for expert in range(count)],
@@ -63,9 +67,12 @@ def chart(trace: Trace, router: str, language: str) -> Chart:
     )
 
 
-def usual_chart(trace: Trace, router: str, language: str, reference: Reference) -> Chart:
-    """This run's average weights above those of the recorded task groups."""
-    lane = next((lane for lane in trace.lanes.values() if _rounds(lane, router)), None)
+def usual_chart(
+    trace: Trace, router: str, language: str, reference: Reference, head: str | None = None
+) -> Chart:
+    """This run's average weights above those of the recorded task groups. `head`: whose."""
+    lanes = of_head(trace, head).values()
+    lane = next((lane for lane in lanes if _rounds(lane, router)), None)
     uses = [use for use in reference.usual if getattr(use, router)]
     if lane is None or not uses:
         return Chart(None, say(language, "experts.no_usual") if router == ROUTERS[0] else "")
@@ -74,12 +81,12 @@ def usual_chart(trace: Trace, router: str, language: str, reference: Reference) 
     )
     own = [sum(column) / len(column) for column in columns]
     rows = [(say(language, "experts.this_run"), lane.tau, own)]
-    rows += [(use.group, use.tau, list(getattr(use, router))) for use in uses]
+    rows += [(visible(use.group, 24), use.tau, list(getattr(use, router))) for use in uses]
     nearest = min(uses, key=lambda use: _distance(own, getattr(use, router)))
     experts = [f"E{expert + 1}" for expert in range(len(own))]
     drawing = figure(
         110 + 28 * len(rows),
-        title={"text": say(language, f"router.{router}"), "font": {"size": 14}},
+        title={"text": _title(lane, router, language), "font": {"size": 14}},
         xaxis={"showgrid": False, "side": "top"},
         yaxis={"showgrid": False, "autorange": "reversed"},
     )
@@ -87,19 +94,26 @@ def usual_chart(trace: Trace, router: str, language: str, reference: Reference) 
     drawing.add_heatmap(
         z=[weights for _, _, weights in rows],
         x=experts,
-        y=[safe(name, 24) for name, _, _ in rows],
+        y=[html.escape(name) for name, _, _ in rows],
         text=[[_cell(weight) for weight in weights] for _, _, weights in rows],
         texttemplate="%{text}",
         showscale=False,
         **_HEATMAP,
     )
-    sentence = say(language, "experts.usual", group=visible(nearest.group, 24))
+    spread = max(_distance(list(getattr(use, router)), getattr(nearest, router)) for use in uses)
+    alike = spread < ALIKE**2
+    key = "experts.alike" if alike else "experts.usual"
+    sentence = say(language, key, group=visible(nearest.group, 24))
     heads = [say(language, "experts.group"), say(language, "race.tau"), *experts]
     cells = [
-        [visible(name, 24), f"{tau:.2f}", *(f"{weight:.2f}" for weight in weights)]
+        [name, f"{tau:.2f}", *(f"{weight:.2f}" for weight in weights)]
         for name, tau, weights in rows
     ]
     return Chart(drawing, sentence, table(language, heads, cells))
+
+
+def _title(lane: Lane, router: str, language: str) -> str:
+    return f"{html.escape(lane_name(lane, language))} · {say(language, f'router.{router}')}"
 
 
 def _distance(one: list[float], other: tuple[float, ...]) -> float:
@@ -122,7 +136,10 @@ def _gained(record: RoundRecord) -> str:
 
 
 def _cell(weight: float) -> str:
-    return f"{weight:.2f}".lstrip("0") if weight > 0 else ""
+    if weight <= 0:
+        return ""
+    # A chosen expert is never shown as nothing.
+    return "<.01" if weight < 0.005 else f"{weight:.2f}".lstrip("0")
 
 
 def _top(weights: tuple[float, ...]) -> int:

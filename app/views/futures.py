@@ -3,38 +3,50 @@
 import plotly.graph_objects as go
 
 from app.text import say
-from app.views.chart import COLOURS, DASHES, SYMBOLS, Chart, figure, lane_name, link, look
+from app.views.chart import (
+    COLOURS,
+    DASHES,
+    SYMBOLS,
+    Chart,
+    figure,
+    lane_name,
+    link,
+    look,
+    of_head,
+)
 from app.views.marks import safe, table, visible
 from app.views.reference import Reference
 from confu_core.trace import Lane, RoundRecord, Token, Trace
 
-# Okabe-Ito without the colours that mean something else here; each group has its own symbol too.
-_GROUPS = (
-    ("#56B4E9", "circle"),
-    ("#E69F00", "diamond"),
-    ("#CC79A7", "triangle-up"),
-    ("#0072B2", "cross"),
-    ("#D55E00", "x"),
-    ("#F0E442", "star"),
+# Six colours and three symbols for each: every group has a pair, and nearly always a symbol, of its
+# own.
+_COLOURS = ("#56B4E9", "#E69F00", "#CC79A7", "#0072B2", "#D55E00", "#9A8B00")
+_SYMBOLS = (
+    ("circle", "diamond", "triangle-up", "cross", "x", "star"),
+    ("circle-open", "diamond-open", "triangle-down", "cross-open", "x-open", "star-open"),
+    ("pentagon", "hourglass", "triangle-left", "bowtie", "hexagram", "star-diamond"),
 )
 
 REACH = 8  # tokens within which a reading may come true; the player's too (`future.js`)
-MOST_LABELS = 24  # beyond that many points only some are numbered
+MOST_LABELS = 12  # beyond that many points only some are numbered
 
 NOTHING = Reference()
 
 
-def chart(trace: Trace, language: str, reference: Reference = NOTHING) -> Chart:
+def chart(
+    trace: Trace, language: str, reference: Reference = NOTHING, head: str | None = None
+) -> Chart:
     """Points in order of the rounds, joined; hover tells what the text did then. Filled points are
-    those whose likeliest word came true."""
-    trails = [(name, lane, _placed(lane)) for name, lane in trace.lanes.items() if _placed(lane)]
+    those whose likeliest word came true. `head`: whose map (sha256)."""
+    lanes = of_head(trace, head)
+    trails = [(name, lane, _placed(lane)) for name, lane in lanes.items() if _placed(lane)]
     if not trails:
         return Chart(None, say(language, "futures.none"))
+    # One scale for both axes; what the page is wider than high stays free for the legend.
     drawing = figure(
-        480,
-        xaxis={"title": {"text": _axis(language, 1, reference)}},
+        600,
+        xaxis={"title": {"text": _axis(language, 1, reference)}, "constrain": "domain"},
         yaxis={"title": {"text": _axis(language, 2, reference)}, "scaleanchor": "x"},
-        legend={"orientation": "h", "y": 1.1},
     )
     if reference.points:
         _add_reference(drawing, reference)
@@ -125,7 +137,13 @@ def _add_trail(
             "color": list(range(len(rounds))),
             "colorscale": "Cividis",
             "showscale": True,
-            "colorbar": {"title": {"text": say(language, "chart.round")}, "thickness": 12},
+            "colorbar": {
+                "title": {"text": say(language, "chart.round"), "side": "right"},
+                "thickness": 12,
+                "x": -0.02,
+                "xanchor": "right",
+                "len": 0.5,
+            },
         }
     else:
         marker["color"] = COLOURS[look(lane)]
@@ -153,13 +171,14 @@ def _axis(language: str, number: int, reference: Reference) -> str:
 def _add_reference(drawing: go.Figure, reference: Reference) -> None:
     groups = sorted({group for group, _, _ in reference.points})
     for number, group in enumerate(groups):
-        colour, symbol = _GROUPS[number % len(_GROUPS)]
+        column, turn = number % len(_COLOURS), number // len(_COLOURS) % len(_SYMBOLS)
+        colour, symbol = _COLOURS[column], _SYMBOLS[turn][column]
         drawing.add_scatter(
             x=[x for name, x, _ in reference.points if name == group],
             y=[y for name, _, y in reference.points if name == group],
             name=safe(group, 24),
             mode="markers",
-            marker={"size": 5, "symbol": symbol, "color": colour, "opacity": 0.5},
+            marker={"size": 6, "symbol": symbol, "color": colour, "opacity": 0.55},
             hovertemplate=f"{safe(group, 24)}<extra></extra>",
         )
 

@@ -5,7 +5,8 @@ from typing import Literal
 
 from app.text import say
 
-Kind = Literal["busy", "done", "quiet", "error"]
+# "failed" is the error that the model did not load.
+Kind = Literal["busy", "done", "quiet", "error", "failed"]
 
 
 def line(text: str, kind: Kind = "quiet", fraction: float | None = None) -> str:
@@ -14,9 +15,10 @@ def line(text: str, kind: Kind = "quiet", fraction: float | None = None) -> str:
     if fraction is not None:
         share = 100 * min(1.0, max(0.0, fraction))
         bar = f"<span class='progress-bar'><span style='width:{share:.0f}%'></span></span>"
-    role = " role='alert'" if kind == "error" else ""
+    role = " role='alert'" if kind in ("error", "failed") else ""
+    looks = "error progress-failed" if kind == "failed" else kind
     return (
-        f"<div class='progress progress-{kind}'{role}>{bar}<span>{html.escape(text)}</span></div>"
+        f"<div class='progress progress-{looks}'{role}>{bar}<span>{html.escape(text)}</span></div>"
     )
 
 

@@ -35,11 +35,13 @@ from confu_core.trace import (
 )
 
 METHODS = ("plain", "eagle3", "confu")
+OFFERED = (*METHODS, "confu-plus")
 GROUPS = ("code", "lists", "stories")
-SKILL = {"eagle3": 0.62, "confu": 0.72, "changed": 0.5}
+SKILL = {"eagle3": 0.62, "confu": 0.72, "confu-plus": 0.76, "changed": 0.5}
 EXPERTS = 8
 CONTEXT = 2048
-HEAD = "0" * 64  # the sha256 of all heads here
+HEAD = "0" * 64  # the sha256 of all heads here but ConFu+'s
+PLUS = "1" * 64
 
 STORY = (
     "Sunlight looks white, but it is a mix of all colours. When it enters the air, it meets "
@@ -87,15 +89,20 @@ class FakeEngine:
 
     @property
     def methods(self) -> dict[str, MethodInfo]:
-        labels = {"plain": "Plain decoding", "eagle3": "EAGLE-3", "confu": "ConFu"}
+        labels = {
+            "plain": "Plain decoding",
+            "eagle3": "EAGLE-3",
+            "confu": "ConFu",
+            "confu-plus": "ConFu+",
+        }
         return {
             name: MethodInfo(
                 label=labels[name],
                 available=name not in self.unavailable,
                 reason="No checkpoint was found." if name in self.unavailable else "",
-                contemplates=name == "confu",
+                contemplates=name.startswith("confu"),
             )
-            for name in METHODS
+            for name in OFFERED
         }
 
     def count_tokens(self, prompt: str) -> int:
@@ -103,7 +110,7 @@ class FakeEngine:
 
     def method(self, name: str) -> SimpleNamespace:
         """What the page asks of a method's parts: which head it has."""
-        return SimpleNamespace(checkpoint=SimpleNamespace(sha256=HEAD))
+        return SimpleNamespace(checkpoint=SimpleNamespace(sha256=_sha256(name)))
 
     def compare(
         self,
@@ -138,7 +145,7 @@ class FakeEngine:
         should_stop: Callable[[], bool],
         intervention: Intervention | None,
     ) -> Iterator[Event]:
-        heads = {name: Head(f"{name}-fake", HEAD, True) for name in METHODS[1:]}
+        heads = {name: Head(f"{name}-fake", _sha256(name), True) for name in OFFERED[1:]}
         lanes = {name: Lane(name, heads.get(name)) for name in methods}
         if intervention:
             lanes["changed"] = Lane("confu", heads["confu"], intervention)
@@ -217,7 +224,7 @@ class _FakeLane:
         gained = [(self.answer[self.written + i], "accepted") for i in range(len(path))]
         if len(gained) < left:
             gained.append((self.answer[self.written + len(path)], "bonus"))
-        contemplates = self.name in ("confu", "changed")
+        contemplates = self.name in ("confu", "confu-plus", "changed")
         rows = self.prompt if prefill else max(1, len(tree.token_ids))
         record = RoundRecord(
             index=index,
@@ -369,6 +376,10 @@ class _Node:
     prob: float
     score: float
     true: bool
+
+
+def _sha256(method: str) -> str:
+    return PLUS if method == "confu-plus" else HEAD
 
 
 def token_id(text: str) -> int:

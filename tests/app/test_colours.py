@@ -113,6 +113,8 @@ def test_meanings_stay_apart(theme, eye):
         for one, other in itertools.combinations(names, 2):
             apart = distance(seen(colours[one], eye), seen(colours[other], eye))
             assert apart >= least, f"{one} and {other}: {apart:.1f}"
+    for name in METHODS:  # the round on show is a bar in the colour of ink
+        assert distance(seen(colours[name], eye), seen(colours["ink"], eye)) >= 20, name
 
 
 @pytest.mark.parametrize("eye", EYES)
@@ -137,7 +139,8 @@ def test_nothing_is_told_by_colour_alone():
     assert len(set(re.findall(r': "(.)"', letters))) == 5
     for cues in (chart.SYMBOLS, chart.DASHES):
         assert len(set(cues.values())) == len(chart.COLOURS)
-    assert len({symbol for _, symbol in futures._GROUPS}) == len(futures._GROUPS)
+    symbols = [symbol for turn in futures._SYMBOLS for symbol in turn]
+    assert len(set(symbols)) == len(symbols) == 3 * len(futures._COLOURS)
 
 
 def test_numbers_on_heatmaps_can_be_read():

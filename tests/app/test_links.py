@@ -40,9 +40,30 @@ def test_numbers_are_clamped():
     }
 
 
+def test_what_was_clamped_is_named():
+    link = parse({"nodes": "1e9", "tokens": "32", "depth": "3.7"}, PRESETS)
+    assert link.clamped == ("nodes", "depth") and not link.ignored
+
+
+def test_methods_and_an_intervention():
+    link = parse(
+        {"methods": "confu-plus,junk,plain", "change": "force future expert", "expert": "3"},
+        PRESETS,
+    )
+    assert link.methods == ("plain", "confu-plus")
+    assert link.change == "force future expert" and link.expert == 3 and not link.ignored
+    junk = parse({"methods": "junk", "change": "swap future", "expert": "1e9"}, PRESETS)
+    assert junk.ignored == ("methods", "change", "expert")
+    assert junk.methods == () and junk.change is None and junk.expert is None
+
+
 @settings(deadline=None)  # a busy machine is not a fault
 @given(st.dictionaries(st.text(max_size=12), st.text(max_size=40), max_size=8))
 def test_no_query_raises(query):
-    link = parse(query | {"step": query.get("a", "1"), "seed": query.get("b", "2")}, PRESETS)
+    junk = query.get("a", "1")
+    link = parse(
+        query | {"step": junk, "seed": query.get("b", "2"), "methods": junk, "expert": junk},
+        PRESETS,
+    )
     values = tuple(link.numbers.get(f.name, f.default) for f in FIELDS)
     settings_of(values)

@@ -57,7 +57,7 @@ def test_a_run_is_compared_with_the_usual(folder):
     found = recorded.reference(trace, folder=folder)
     for router in experts.ROUTERS:
         chart = experts.usual_chart(trace, router, "en", found)
-        assert len(chart.figure.data[0].z) == 3 and "most like" in chart.sentence
+        assert len(chart.figure.data[0].z) == 3 and "by task group" in chart.sentence
     assert experts.usual_chart(trace, "future", "en", Reference()).figure is None
 
 

@@ -10,7 +10,7 @@ from fake_engine import FakeEngine, make_trace
 from app.form import CHOSEN, intervention_of
 from app.runs import Runs, RunStore
 from confu_core.errors import CheckpointError, ConFuError, SettingsError
-from confu_core.trace import Settings
+from confu_core.trace import Settings, Trace
 
 SHORT = Settings(max_new_tokens=24)
 
@@ -181,6 +181,14 @@ def test_the_endpoints_answer():
         runs.compare("Why?", Settings(nodes=0))
 
 
+def test_the_endpoint_gives_the_trace_if_asked():
+    runs, _ = desk()
+    answer = json.loads(json.dumps(runs.compare("Why?", SHORT, trace=True)))
+    trace = Trace.from_json(json.dumps(answer.pop("trace")))
+    assert answer == runs.compare("Why?", SHORT)
+    assert trace.lanes["confu"].text == answer["methods"]["confu"]["text"]
+
+
 def test_the_endpoint_reports_a_difference():
     runs, _ = desk(FakeEngine(break_at=5))
     assert runs.compare("Why?", SHORT)["identical"] is False
@@ -203,6 +211,7 @@ def test_showing_a_recorded_trace_makes_it_the_sessions_run():
     assert runs.trace("me") is trace
 
 
+@pytest.mark.alone
 def test_stop_is_quick_even_between_slow_rounds():
     runs, engine = desk(FakeEngine(pause=0.2))
     frames = runs.stream("me", "en", "Why?", CHOSEN, Settings(max_new_tokens=100))

@@ -8,7 +8,8 @@ import pytest
 from fake_engine import HOSTILE, FakeEngine, make_trace
 
 from app.text import LANGUAGES
-from app.views import experts, futures, lesson, marks, progress, speed, wire
+from app.views import chart, experts, futures, lesson, marks, progress, speed, wire
+from app.views.reference import GroupUse, Reference
 from confu_core.trace import Intervention, Reading, Token, Trace
 
 CHARTS = {
@@ -62,6 +63,31 @@ def test_charts_tell_whose_rounds_they_show(trace, name):
     points = CHARTS["map"](trace, "en").figure.data[0]
     for round_, x in zip(points.meta["rounds"], points.x, strict=True):
         assert trace.lanes["confu"].rounds[round_].future.point[0] == x
+
+
+def test_each_head_has_charts_of_its_own(trace):
+    methods = ("plain", "confu", "confu-plus")
+    *_, last = FakeEngine().compare("two heads", trace.settings, methods)
+    one, two = chart.heads(last.trace)
+    for name in ("contemplate", "future"):
+        first, second = (experts.chart(last.trace, name, "en", head) for head in (one, two))
+        assert first.figure.data[0].meta["lane"] == "confu"
+        assert second.figure.data[0].meta["lane"] == "confu-plus"
+        assert "ConFu+" in second.figure.layout.title.text
+    # The axes of a map belong to its head: no other head's trail is drawn over them.
+    for head, lane in ((one, "confu"), (two, "confu-plus"), (None, "confu")):
+        drawn = futures.chart(last.trace, "en", head=head).figure.data
+        assert [trail.meta["lane"] for trail in drawn] == [lane]
+
+
+def test_groups_that_use_the_experts_alike_tell_nothing_of_a_run(trace):
+    def told(*weights: tuple[float, ...]) -> str:
+        uses = tuple(GroupUse(f"group{n}", 9, 2.0, use, use) for n, use in enumerate(weights))
+        return experts.usual_chart(trace, "future", "en", Reference(usual=uses)).sentence
+
+    first = (1.0, *[0.0] * 7)
+    assert "alike in every group" in told(first, (0.999, 0.001, *[0.0] * 6))
+    assert "most like" in told(first, (0.0, 1.0, *[0.0] * 6))
 
 
 def told(*texts: str) -> list[Token]:

@@ -70,7 +70,8 @@ def visit(chromium, site):
         page.goto((url or site.url) + query)
         page.wait_for_selector(".cfx")
         if page.url.startswith("http"):  # until the load event has filled the page
-            page.locator("#model .progress", has_text=re.compile(r"\w")).wait_for()
+            # Any sign: the browser's `\w` knows no Chinese.
+            page.locator("#model .progress", has_text=re.compile(r"\S")).wait_for()
             page.wait_for_function("document.querySelector('#prompt textarea').value")
         return page
 

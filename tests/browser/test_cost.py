@@ -3,34 +3,37 @@
 import gc
 
 import pytest
-from busy import Memory, main_thread_tasks
+from busy import Memory, main_thread_tasks, slowness
 from fake_site import Site, run_prompt, wait_finished
+from waiting import expect_live_rounds
 
-# Milliseconds of one task. The page aims at 50, above which it feels stuck; where other work shares
-# the cores, processor time itself doubles, so the test asks for less.
-LONG = 150
+# Milliseconds of processor time of one task. The page aims at 50, above which it feels stuck; where
+# other work shares the cores, processor time itself doubles, and `slowness` sees only a part of it.
+LONG = 100
 ATTEMPTS = 3  # a busy machine spoils one attempt, a slow painter all of them
 
 
 def streamed(page) -> None:
     run_prompt(page, "sixty nodes")
-    page.wait_for_selector(".cfx-badge-running")
+    expect_live_rounds(page)
     # All but the last rounds: the end of a run sends everything once more.
     page.wait_for_function("document.querySelectorAll('[data-lane=plain] .cfx-bar').length >= 40")
 
 
+@pytest.mark.alone
 def test_no_long_task_while_streaming_sixty_nodes(visit):
     page = visit("?nodes=60&tokens=48")
     page.locator("#model", has_text="ready").wait_for()
     longest = []
     for _ in range(ATTEMPTS):
+        pace = slowness(page)
         tasks = main_thread_tasks(page, lambda: streamed(page))
         wait_finished(page)
         assert len(tasks) > 40
-        longest.append(max(tasks))
+        longest.append(max(tasks) / pace)
         if longest[-1] < LONG:
             break
-    assert min(longest) < LONG, f"longest tasks in ms of processor time: {longest}"
+    assert min(longest) < LONG, f"longest tasks, in ms of a quiet core's time: {longest}"
 
 
 def test_charts_stand_still_while_a_run_streams(visit):
@@ -40,7 +43,7 @@ def test_charts_stand_still_while_a_run_streams(visit):
     page.locator(".js-plotly-plot .main-svg").first.wait_for()
     page.evaluate("document.querySelector('.js-plotly-plot').dataset.first = 'yes'")
     run_prompt(page, "keep the charts")
-    page.wait_for_function("document.querySelectorAll('[data-lane=confu] .cfx-bar').length > 4")
+    expect_live_rounds(page, 5)
     assert page.locator(".js-plotly-plot[data-first=yes]").count() == 1
     wait_finished(page)
 
@@ -52,6 +55,7 @@ def quick():
     site.close()
 
 
+@pytest.mark.alone
 def test_memory_is_flat_over_fifty_runs(visit, quick):
     page = visit("?tokens=8", url=quick.url)
     page.locator("#model", has_text="ready").wait_for()

@@ -6,6 +6,8 @@ import urllib.request
 import pytest
 from fake_site import Site
 
+from confu_core.trace import Settings, Trace
+
 gradio_client = pytest.importorskip("gradio_client")
 
 
@@ -25,6 +27,16 @@ def test_compare_by_client(quick):
     assert answer["methods"]["confu"]["tau"] > 1
 
 
+def test_a_program_gets_the_trace_that_the_page_shows(quick):
+    client = gradio_client.Client(quick.url, verbose=False)
+    answer = client.predict("Why?", 24, 0.0, 3, 20, 4, 6, True, api_name="/compare")
+    trace = Trace.from_json(json.dumps(answer["trace"]))
+    *_, last = quick.engine.compare(
+        "Why?", Settings(max_new_tokens=24, seed=3, nodes=20, depth=4, top_k=6)
+    )
+    assert trace == last.trace
+
+
 def test_only_the_endpoint_is_public(quick):
     client = gradio_client.Client(quick.url, verbose=False)
     info = client.view_api(return_format="dict")
@@ -32,6 +44,7 @@ def test_only_the_endpoint_is_public(quick):
     names = [p["parameter_name"] for p in info["named_endpoints"]["/compare"]["parameters"]]
     assert names == [
         "prompt", "max_new_tokens", "temperature", "seed", "nodes", "depth", "top_k",
+        "trace",
     ]  # fmt: skip
 
 
@@ -45,7 +58,7 @@ def test_errors_reach_the_caller(quick):
 
 def test_compare_by_plain_http(quick):
     url = f"{quick.url}gradio_api/call/compare"
-    body = json.dumps({"data": ["Why?", 16, 0.0, 0, 20, 4, 6]}).encode()
+    body = json.dumps({"data": ["Why?", 16, 0.0, 0, 20, 4, 6, False]}).encode()
     request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
     event = json.load(urllib.request.urlopen(request, timeout=30))["event_id"]
     stream = urllib.request.urlopen(f"{url}/{event}", timeout=60).read().decode()

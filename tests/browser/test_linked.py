@@ -2,6 +2,7 @@
 nothing of it asks the server."""
 
 import pytest
+from waiting import eventually, expect, expect_last_round, expect_round, requests_of
 
 EXPERTS, MAP = "Experts over time", "Map of future tokens"
 
@@ -23,14 +24,6 @@ def open_tab(page, name: str) -> None:
     page.locator(".cfx-over-now:visible").first.wait_for(state="attached")
 
 
-def requests_of(page) -> list[str]:
-    """Whatever the page asks for from now on."""
-    page.wait_for_timeout(1500)
-    seen = []
-    page.on("request", lambda request: seen.append(request.url))
-    return seen
-
-
 def frames(page) -> list[float]:
     """Where the shown round's frames begin in the heatmaps."""
     return page.eval_on_selector_all(
@@ -40,9 +33,9 @@ def frames(page) -> list[float]:
 
 def test_the_heatmaps_follow_the_player_and_lead_it(page):
     open_tab(page, EXPERTS)
+    expect(page.locator("rect.cfx-over-now")).to_have_count(2)
     requests = requests_of(page)
     before = frames(page)
-    assert len(before) == 2
     page.get_by_label("Decoding round").focus()
     page.keyboard.press("ArrowRight")
     page.wait_for_function(
@@ -58,11 +51,9 @@ def test_the_heatmaps_follow_the_player_and_lead_it(page):
     page.mouse.move(box["x"] + 2.5 * width, box["y"] + 30)
     page.mouse.move(box["x"] + 2.5 * width + 2, box["y"] + 32)
     page.locator("rect.cfx-over-pointed").first.wait_for(state="attached")
-    assert page.locator(".cfx-bar.cfx-pointed").count() >= 1
+    page.locator(".cfx-bar.cfx-pointed").first.wait_for(state="attached")
     page.mouse.click(box["x"] + 2.5 * width + 2, box["y"] + 32)
-    page.wait_for_function(
-        "n => document.querySelector('.cfx-count').innerText.startsWith(`Round ${n} `)", arg=wanted
-    )
+    expect_round(page, wanted)
     assert not requests
 
 
@@ -74,12 +65,11 @@ def test_the_big_map_follows_the_player_and_leads_it(page):
         points = page.locator(".cfx-over-trail").get_attribute("points")
         return len(points.split())
 
-    assert trail() == STEP
+    eventually(trail, STEP)
     page.get_by_label("Decoding round").focus()
     page.keyboard.press("End")
-    page.wait_for_timeout(200)
-    rounds = page.locator(".cfx-race-row[data-lane=confu] .cfx-bar").count() - 1
-    assert trail() == rounds
+    expect_last_round(page)
+    eventually(trail, page.locator(".cfx-race-row[data-lane=confu] .cfx-bar").count() - 1)
     # The first point of the trail is round 1.
     overlay = page.locator(".cfx-over:has(.cfx-over-trail)")
     overlay.scroll_into_view_if_needed()
@@ -89,10 +79,10 @@ def test_the_big_map_follows_the_player_and_leads_it(page):
     page.mouse.move(box["x"] + x, box["y"] + y)
     page.locator("circle.cfx-over-pointed").first.wait_for(state="attached")
     page.locator(".hovertext", has_text="then written").first.wait_for()
-    assert "nearest words" in page.locator(".hovertext").first.text_content()
+    expect(page.locator(".hovertext").first).to_contain_text("nearest words")
     page.mouse.click(box["x"] + x, box["y"] + y)
-    page.wait_for_function("document.querySelector('.cfx-count').innerText.startsWith('Round 1 ')")
-    assert trail() == 1
+    expect_round(page, 1)
+    eventually(trail, 1)
     assert not requests
 
 
@@ -120,19 +110,20 @@ def test_another_run_is_not_marked_in_the_charts_of_the_last(page):
     )
     page.get_by_label("Decoding round").focus()
     page.keyboard.press("Home")
-    page.wait_for_timeout(300)
+    expect_round(page, 0)
     # The last marks stay where they were drawn: nothing follows any more.
     left = frames(page)
     page.keyboard.press("ArrowRight")
-    page.wait_for_timeout(300)
+    expect_round(page, 1)
     assert frames(page) == left
 
 
 def test_a_token_is_marked_in_both_trees_texts_and_the_timeline(page):
     page.locator("[data-lane=confu] .cfx-node.cfx-is-accepted").first.click()
     confu, eagle3 = (page.locator(f".cfx-panel[data-lane={name}]") for name in ("confu", "eagle3"))
-    assert confu.locator(".cfx-node.cfx-selected").count() == 1
-    assert confu.locator(".cfx-chip.cfx-selected").count() == 1
+    expect(confu.locator(".cfx-node.cfx-selected")).to_have_count(1)
+    expect(confu.locator(".cfx-chip.cfx-selected")).to_have_count(1)
+    expect(eagle3.locator(".cfx-node.cfx-twin")).to_have_count(1)
     place, twin = (
         panel.locator(".cfx-chip").evaluate_all(
             f"all => all.findIndex(chip => chip.classList.contains('{look}'))"
@@ -140,10 +131,9 @@ def test_a_token_is_marked_in_both_trees_texts_and_the_timeline(page):
         for panel, look in ((confu, "cfx-selected"), (eagle3, "cfx-twin"))
     )
     assert place == twin > 0
-    assert eagle3.locator(".cfx-node.cfx-twin").count() == 1
     for lane in ("confu", "eagle3"):
-        assert page.locator(f".cfx-race-row[data-lane={lane}] .cfx-pointed").count() == 1
-    assert page.locator(".cfx-map-canvas .cfx-pointed").count() == 1
+        expect(page.locator(f".cfx-race-row[data-lane={lane}] .cfx-pointed")).to_have_count(1)
+    expect(page.locator(".cfx-map-canvas .cfx-pointed")).to_have_count(1)
     # A node that never became text has no twin.
     confu.locator(".cfx-node.cfx-is-rejected").first.click()
     page.wait_for_function("!document.querySelector('.cfx-twin')")
@@ -155,10 +145,10 @@ def test_pointing_at_a_bar_marks_its_round_everywhere(page):
     page.mouse.move(box["x"] + 2, box["y"] + 4)
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     page.locator(".cfx-race-row[data-lane=confu] .cfx-pointed").wait_for()
-    assert page.locator(".cfx-map-canvas .cfx-pointed").count() == 1
-    assert page.locator(".cfx-card-round", has_text="Round 2").count() == 1
+    expect(page.locator(".cfx-map-canvas .cfx-pointed")).to_have_count(1)
+    expect(page.locator(".cfx-card-round", has_text="Round 2")).to_have_count(1)
     chips = page.locator(".cfx-panel[data-lane=confu] .cfx-chip.cfx-selected")
-    assert chips.count() >= 1
+    chips.first.wait_for(state="attached")
     page.mouse.move(5, 5)
     page.wait_for_function("!document.querySelector('.cfx-pointed')")
 
@@ -166,11 +156,11 @@ def test_pointing_at_a_bar_marks_its_round_everywhere(page):
 def test_nodes_with_a_contemplate_token_have_a_dot(page):
     confu = page.locator(".cfx-panel[data-lane=confu]")
     nodes = confu.locator(".cfx-node[data-node]:not([data-node=bonus]):not([data-node=fold])")
-    assert confu.locator(".cfx-dot").count() == nodes.count()
-    assert confu.locator(".cfx-dot-source").count() == 1
-    assert page.locator(".cfx-panel[data-lane=eagle3] .cfx-dot").count() == 0
+    expect(confu.locator(".cfx-dot-source")).to_have_count(1)
+    expect(confu.locator(".cfx-dot")).to_have_count(nodes.count())
+    expect(page.locator(".cfx-panel[data-lane=eagle3] .cfx-dot")).to_have_count(0)
     confu.locator(".cfx-node:has(.cfx-dot-source)").click()
     page.locator(".cfx-card", has_text="became the next future token").wait_for()
     page.locator(".cfx-phase", has_text="Draft").click()
     page.locator(".cfx-phase-1").first.wait_for()
-    assert confu.locator(".cfx-dot").count() == 0  # it rides in the target's pass
+    expect(confu.locator(".cfx-dot")).to_have_count(0)  # it rides in the target's pass

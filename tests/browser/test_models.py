@@ -3,6 +3,7 @@
 import pytest
 from fake_engine import FakeEngine
 from fake_site import recorded, run_prompt, wait_finished
+from waiting import expect, until_quiet
 
 from app.choices import Choice
 from app.ui import build_demo, launch_options
@@ -26,12 +27,12 @@ def address():
 
 def settled(page):
     """The model is ready, and the count of the first screen's prompt stands."""
-    page.locator("#model", has_text="ready").wait_for()
     page.locator("#count", has_text="of 2048 tokens").wait_for()
-    page.wait_for_timeout(1500)
+    until_quiet(page)
     return page
 
 
+@pytest.mark.alone
 def test_the_count_follows_the_prompt(visit, address):
     page = settled(visit(url=address))
     page.get_by_label("Prompt").fill("Why is it so?")
@@ -60,7 +61,7 @@ def test_a_chosen_model_is_loaded_by_a_run_and_lanes_without_a_head_are_left_out
     page.locator("#model", has_text="Press Run to load it").wait_for()
     run_prompt(page, "with the other model")
     wait_finished(page)
-    assert page.locator(".cfx-race-row").count() == 2
-    assert page.locator(".cfx-race-row[data-lane=confu]").count() == 0
+    expect(page.locator(".cfx-race-row")).to_have_count(2)
+    expect(page.locator(".cfx-race-row[data-lane=confu]")).to_have_count(0)
     page.locator("#model", has_text="Model Two is ready").wait_for()
-    assert "left out: ConFu" in page.locator("#model").inner_text()
+    expect(page.locator("#model")).to_contain_text("left out: ConFu")

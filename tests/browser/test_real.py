@@ -7,11 +7,14 @@ import time
 import pytest
 from busy import starvation
 from fake_site import run_prompt, wait_finished
+from waiting import expect, expect_last_round, expect_live_rounds, expect_round, requests_of
 
 from app.ui import build_demo, launch_options
 from confu_core import assets, load_engine
 from confu_core.compare import CHECKPOINTS, DEFAULT_TARGET
 from confu_core.trace import Trace
+
+pytestmark = [pytest.mark.target, pytest.mark.alone]
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +38,6 @@ def open_page(visit, url: str, query: str):
     return page
 
 
-@pytest.mark.target
 def test_a_real_run_streams_three_equal_texts_and_can_be_explored(visit, real_url, tmp_path):
     begin, pace = time.monotonic(), starvation()
     page = open_page(visit, real_url, "?tokens=24")
@@ -52,23 +54,22 @@ def test_a_real_run_streams_three_equal_texts_and_can_be_explored(visit, real_ur
     run_prompt(page, "Name the days of the week.")
     wait_finished(page)
     assert page.evaluate("window.states.size") >= 3
-    assert "token for token" in page.locator(".cfx-verdict").inner_text()
+    expect(page.locator(".cfx-verdict")).to_contain_text("token for token")
     # Real trees, both routers, words and the trail of the future token.
-    assert page.locator(".cfx-tree").count() == 2
-    assert page.locator(".cfx-router .cfx-on").count() == 4  # two experts each
-    assert page.locator(".cfx-readings li").count() == 6
+    expect(page.locator(".cfx-tree")).to_have_count(2)
+    expect(page.locator(".cfx-router .cfx-on")).to_have_count(4)  # two experts each
+    expect(page.locator(".cfx-readings li")).to_have_count(6)
     # Moving through it asks nobody.
-    page.wait_for_timeout(1500)
-    requests = []
-    page.on("request", lambda request: requests.append(request.url))
+    requests = requests_of(page)
     trail = page.locator(".cfx-map-past, .cfx-map-now")
     page.get_by_label("Decoding round").focus()
     page.keyboard.press("End")
-    at_the_end = trail.count()
+    expect_last_round(page)
+    trail.nth(2).wait_for(state="attached")
     page.keyboard.press("Home")
     page.keyboard.press("ArrowRight")
-    page.wait_for_timeout(200)
-    assert at_the_end >= 3 and trail.count() == 1
+    expect_round(page, 1)
+    expect(trail).to_have_count(1)
     # A node tells the same figures in the tree and in its details, and why it was not taken.
     node = page.locator("[data-lane=confu] .cfx-node.cfx-is-rejected").first
     node.click()
@@ -94,17 +95,17 @@ def test_a_real_run_streams_three_equal_texts_and_can_be_explored(visit, real_ur
     download.value.save_as(tmp_path / "trace.json")
     trace = Trace.from_json((tmp_path / "trace.json").read_text(encoding="utf-8"))
     assert not trace.differences()
-    shown = page.locator("[data-lane=confu] .cfx-tau").inner_text()
-    assert shown == f"{trace.lanes['confu'].tau:.2f}"
+    expect(page.locator("[data-lane=confu] .cfx-tau")).to_have_text(
+        f"{trace.lanes['confu'].tau:.2f}"
+    )
 
 
-@pytest.mark.target
 def test_two_visitors_of_the_real_model_and_a_stop(visit, real_url):
     one = open_page(visit, real_url, "?tokens=200")
     two = open_page(visit, real_url, "?tokens=8")
     one.locator("#model", has_text="ready").wait_for()
     run_prompt(one, "Tell the story of the hidden key.")
-    one.wait_for_function("document.querySelectorAll('[data-lane=confu] .cfx-bar').length > 2")
+    expect_live_rounds(one, 3)
     run_prompt(
         two, "Say purple lantern <img src=x onerror=alert(1)> </script> \u202e مرحبا 👩‍🔬 天空."
     )
@@ -114,12 +115,12 @@ def test_two_visitors_of_the_real_model_and_a_stop(visit, real_url):
     one.wait_for_selector(".cfx-badge-stopped")
     # The stop set the model free for the other visitor, who sees a literal prompt and nothing else.
     wait_finished(two)
-    assert "<img" in two.locator(".cfx-title").inner_text()
+    expect(two.locator(".cfx-title")).to_contain_text("<img")
     assert two.locator(".cfx img").count() == 0
     assert "hidden key" not in two.content() and "purple lantern" not in one.content()
     # What was computed before the stop can be looked through, and a run can follow it.
     one.get_by_role("button", name="First round").click()
     one.get_by_role("button", name="One round forward").click()
-    one.locator(".cfx-count", has_text="Round 1 of").wait_for()
+    expect_round(one, 1)
     run_prompt(one, "And again.")
-    one.wait_for_selector(".cfx-badge-running")
+    expect_live_rounds(one)

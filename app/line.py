@@ -4,6 +4,8 @@ Gradio's queue holds a run back and tells nobody; this is what the page can tell
 """
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class Line:
@@ -24,6 +26,15 @@ class Line:
         """The session's run is being computed; it stays before the others until it leaves."""
         with self._lock:
             self._begun.add(session)
+
+    @contextmanager
+    def at_work(self, session: str) -> Iterator[None]:
+        """Its run is being computed; afterwards it has left."""
+        self.begin(session)
+        try:
+            yield
+        finally:
+            self.leave(session)
 
     def leave(self, session: str) -> None:
         """Out of the line, if it was in it."""

@@ -208,58 +208,41 @@ class Runs:
         Args:
             choice: the model to run; None takes the one that is loaded.
         """
-        self.line.begin(session)
-        try:
-            yield from self._stream(
-                session, language, prompt, methods, settings, intervention, choice
-            )
-        finally:
-            self.line.leave(session)
-
-    def _stream(
-        self,
-        session: str,
-        language: str,
-        prompt: str,
-        methods: Sequence[str],
-        settings: Settings,
-        intervention: Intervention | None,
-        choice: str | None,
-    ) -> Iterator[Frame]:
-        if not prompt or not prompt.strip():
-            text = say(language, "error.empty_prompt")
-            yield Frame(progress.line(text, "error"), running=False)
-            return
-        run = self.store.open(session)
-        try:
-            yield from self._wait(language, run, choice)
-        except ConFuError as error:
-            yield Frame(progress.line(str(error), "error"), running=False)
-            return
-        if run.stop.is_set():
-            return
-        if self.slot.engine is None:
-            yield Frame(self.model_line(language), running=False)
-            return
-        usable, missing = self._usable(methods)
-        if not usable:
-            key = "error.no_method" if not methods else "error.unavailable"
-            text = say(language, key, reasons=" ".join(missing))
-            yield Frame(progress.line(text, "error"), running=False)
-            return
-        self._stops[run.id] = run.stop
-        events = self._computing(run.id, prompt, settings, usable, intervention)
-        try:
-            yield from self._frames(run, _raised(events), language)
-        except ConFuError as error:
-            yield Frame(progress.line(str(error), "error"), running=False)
-        except Exception:
-            log.exception("A run failed")
-            text = say(language, "error.unexpected")
-            yield Frame(progress.line(text, "error"), running=False)
-        finally:
-            events.close()
-            del self._stops[run.id]
+        with self.line.at_work(session):
+            if not prompt or not prompt.strip():
+                text = say(language, "error.empty_prompt")
+                yield Frame(progress.line(text, "error"), running=False)
+                return
+            run = self.store.open(session)
+            try:
+                yield from self._wait(language, run, choice)
+            except ConFuError as error:
+                yield Frame(progress.line(str(error), "error"), running=False)
+                return
+            if run.stop.is_set():
+                return
+            if self.slot.engine is None:
+                yield Frame(self.model_line(language), running=False)
+                return
+            usable, missing = self._usable(methods)
+            if not usable:
+                key = "error.no_method" if not methods else "error.unavailable"
+                text = say(language, key, reasons=" ".join(missing))
+                yield Frame(progress.line(text, "error"), running=False)
+                return
+            self._stops[run.id] = run.stop
+            events = self._computing(run.id, prompt, settings, usable, intervention)
+            try:
+                yield from self._frames(run, _raised(events), language)
+            except ConFuError as error:
+                yield Frame(progress.line(str(error), "error"), running=False)
+            except Exception:
+                log.exception("A run failed")
+                text = say(language, "error.unexpected")
+                yield Frame(progress.line(text, "error"), running=False)
+            finally:
+                events.close()
+                del self._stops[run.id]
 
     def _compute(
         self,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from pathlib import Path
 
 import pytest
 
 from confu_core import errors, trace
+from confu_core.checkpoints import digest_of
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDS = [
@@ -63,3 +65,38 @@ def test_the_map_of_confu_core_is_complete():
     named = set(re.findall(r"`([a-z_]+\.py)`", rooms))
     files = {path.name for path in (ROOT / "confu_core").glob("*.py")} - {"__init__.py"}
     assert named == files
+
+
+RESULTS = ROOT / "docs" / "results"
+
+
+def test_the_figures_of_the_readme_are_the_benchmarks():
+    result = json.loads((RESULTS / "spec-bench-float32.json").read_text(encoding="utf-8"))
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    methods = ("eagle3", "confu", "confu-plus")
+    for group, figures in result["groups"].items():
+        cells = " | ".join(f"{figures[method]['tau']:.2f}" for method in methods)
+        assert f"| {group} | {cells} |" in text
+    taus, ratios = [], []
+    for method in methods:
+        found = result["overall"][method]
+        low, high = found["tau_interval"]
+        taus.append(f"**{found['tau']:.2f}** ({low:.2f} to {high:.2f})")
+        if method != "eagle3":
+            found = result["ratios"][f"{method} / eagle3"]
+            low, high = found["tau_interval"]
+            ratios.append(f"**{found['tau']:.3f}** ({low:.3f} to {high:.3f})")
+    assert f"| **all** | {' | '.join(taus)} |" in text
+    assert f"| **over EAGLE-3** | | {' | '.join(ratios)} |" in text
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
+def test_results_are_those_of_the_committed_heads(path):
+    heads = json.loads(path.read_text(encoding="utf-8"))["settings"]["heads"]
+    for method, head in heads.items():
+        folder = ROOT / "checkpoints" / "smollm2-135m-instruct" / method
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        wanted = digest_of(config["files"].values())
+        assert head["sha256"] == wanted, (
+            f"{path.name} is of another {method} head: measure it again"
+        )

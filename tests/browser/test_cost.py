@@ -7,8 +7,8 @@ from busy import Memory, main_thread_tasks, slowness
 from fake_site import Site, run_prompt, wait_finished
 from waiting import expect_live_rounds
 
-# Milliseconds of processor time of one task, above which a page feels stuck. 13 to 20 were seen on a
-# quiet machine; where other work shares the cores, processor time itself doubles (`slowness`).
+# Milliseconds of processor time of one task, above which a page feels stuck. 13 to 20 were seen on
+# a quiet machine; where other work shares the cores, processor time itself doubles (`slowness`).
 LONG = 50
 ATTEMPTS = 3  # a busy machine spoils one attempt, a slow painter all of them
 

@@ -318,6 +318,14 @@ class Runs:
         message = wire.full(run.id, run.next() + 1, run.trace, "stopped", "live")
         return Frame(text, message, running=False)
 
+    def stopped_line(self, session: str, language: str) -> str | None:
+        """What `stop` said of the run on show, once more; None if that run was not stopped. A frame
+        that was under way when Stop was pressed may reach the page after the answer to Stop."""
+        run = self.store.get(session)
+        if run is None or not run.stop.is_set():
+            return None
+        return progress.line(say(language, "progress.stopped"), "done")
+
     # ---- Runs that are not computed ------------------------------------------------------------
 
     def show(

@@ -370,6 +370,7 @@ class _Page:
         stopped = self.stop.click(
             self.on_stop, self.language, frame, cancels=[running], queue=False, **quiet
         )
+        stopped.then(self.on_stopped, self.language, self.progress, queue=False, **quiet)
         for event in (running, stopped):
             follow(event)
             event.then(*ticking, **quiet)
@@ -528,6 +529,9 @@ class _Page:
 
     def on_stop(self, language: str, request: gr.Request) -> tuple[Any, ...]:
         return self._outputs(self.runs.stop(request.session_hash, language))
+
+    def on_stopped(self, language: str, request: gr.Request) -> Any:
+        return self.runs.stopped_line(request.session_hash, language) or gr.skip()
 
     def on_example(self, example: Example) -> Callable[..., tuple[Any, ...]]:
         """An example fills the prompt; its recorded run, if there is one, opens at once."""

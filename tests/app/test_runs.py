@@ -73,6 +73,17 @@ def test_closing_the_stream_frees_the_engine():
     assert engine.open_runs == 0
 
 
+def test_what_stop_said_is_told_again_of_a_stopped_run_only():
+    runs, _ = desk(FakeEngine(pause=0.01))
+    frames = runs.stream("me", "en", "Why?", CHOSEN, Settings(max_new_tokens=200))
+    for _ in range(4):
+        next(frames)
+    assert runs.stopped_line("me", "en") is None and runs.stopped_line("nobody", "en") is None
+    stopped = runs.stop("me", "en")
+    assert runs.stopped_line("me", "en") == stopped.progress
+    assert list(frames) == []
+
+
 def test_stop_without_a_run_is_harmless():
     runs, _ = desk()
     assert runs.stop("nobody", "en").player is None

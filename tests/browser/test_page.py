@@ -158,6 +158,7 @@ def test_stop_is_quick_and_the_rounds_stay(visit):
         while site.engine.open_runs and time.monotonic() < deadline:
             time.sleep(0.05)
         assert site.engine.open_runs == 0
+        expect(page.locator("#progress")).to_contain_text("Stopped")
         done = site.engine.rounds_done
         page.get_by_role("button", name="First round").click()
         page.get_by_role("button", name="One round forward").click()

@@ -438,6 +438,13 @@ def _add_training(parser: argparse.ArgumentParser, required: bool) -> None:
     parser.add_argument("--evaluate-every", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--precision", default="bf16", choices=("bf16", "no"))
+    parser.add_argument(
+        "--features",
+        default="memory",
+        metavar="WHERE",
+        help="where to keep what the target read of the text: memory (default; without keys and "
+        "values), recompute, or a folder, which later runs over the same text use too",
+    )
     _add_target(parser, "bfloat16")
 
 
@@ -465,6 +472,7 @@ def _recipe(options: argparse.Namespace, method: str):
         save=options.save,
         start=options.start,
         precision=options.precision,
+        features=options.features,
         command="python -m confu_core " + shlex.join(sys.argv[1:]),
     )
 

@@ -232,7 +232,7 @@ class EagleDrafter:
         """
         logits = self._head.logits(states)
         if future is not None and future.read_out is not None and level <= len(future.read_out):
-            logits = logits + future.read_out[level - 1]
+            logits = self._part.pool(logits, future.read_out[level - 1])
         logits = logits.float()
         best, ids = logits.topk(self._top_k, dim=-1)
         return self._head.target_ids(ids), best - logits.logsumexp(-1, keepdim=True)

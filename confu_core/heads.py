@@ -195,8 +195,9 @@ class ContemplationShape:
     With both switches off the future token is computed but reaches nothing.
     adapter_rank: r of low-rank changes to the target's linear layers for contemplate rows alone;
         0 for none. read_outs: R, how many tokens behind the bonus token the contemplate row names
-        itself, to be mixed into the draft's own guesses. Neither is the paper's; they make the
-        variant ConFu+.
+        itself, to be mixed into the draft's own guesses. read_out_temperature: what such mixed
+        logits are divided by, since two opinions that lean on the same evidence are too sure
+        together. None of these is the paper's; they make the variant ConFu+.
     target_heads, target_intermediate: sizes that only the adapters need.
     """
 
@@ -214,6 +215,7 @@ class ContemplationShape:
     future_query: bool = True
     adapter_rank: int = 0
     read_outs: int = 0
+    read_out_temperature: float = 1.0
     target_heads: int = 0
     target_intermediate: int = 0
 
@@ -293,31 +295,34 @@ class Adapters(nn.Module):
             self.down[name] = nn.Parameter(torch.randn(shape.layers, rank, inputs) * inputs**-0.5)
             self.up[name] = nn.Parameter(torch.zeros(shape.layers, outputs, rank))
 
-        # Per group and in the precision of the rows: down (L, n·r, in), up (L, out, n·r), made when
-        # first asked for in inference.
-        self._joined: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        # Per group and layer: down (in, n·r), up (n·r, out), made when inference first asks.
+        self._joined: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
 
     def forward(self, layer: int, group: str, x: torch.Tensor) -> torch.Tensor:
         """What is added to the linear layers of a group of `ADAPTED`, side by side, for inputs
         (..., in): (..., out)."""
         if torch.is_inference_mode_enabled():
-            down, up = self._products(group, x.dtype)
-            return (x @ down[layer].t()) @ up[layer].t()
+            down, up = self._products(group, x)[layer]
+            return ((x.to(down.dtype) @ down) @ up).to(x.dtype)
         parts = []
         for name in ADAPTED[group]:
             down, up = self.down[name][layer].to(x.dtype), self.up[name][layer].to(x.dtype)
             parts.append((x @ down.t()) @ up.t())
         return torch.cat(parts, dim=-1)
 
-    def _products(self, group: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """One pair of factors for a whole group: two products instead of two per layer. Starting
-        them is what costs (our own measurement; docs/performance.md)."""
+    def _products(self, group: str, x: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """One pair of factors per layer for a whole group: two products instead of two per linear
+        layer. On a CPU in float32 whatever the rows are: starting such small products is what
+        costs, and in bfloat16 that took twice as long (docs/performance.md)."""
+        dtype = torch.float32 if x.device.type == "cpu" else x.dtype
         found = self._joined.get(group)
-        if found is None or found[0].dtype != dtype:
-            downs = [self.down[name] for name in ADAPTED[group]]
-            ups = [self.up[name] for name in ADAPTED[group]]
-            blocks = [torch.block_diag(*layer) for layer in zip(*ups, strict=True)]
-            found = torch.cat(downs, dim=1).to(dtype), torch.stack(blocks).to(dtype)
+        if found is None or found[0][0].dtype != dtype:
+            downs = torch.cat([self.down[name] for name in ADAPTED[group]], dim=1)
+            ups = zip(*(self.up[name] for name in ADAPTED[group]), strict=True)
+            found = [
+                (down.t().to(dtype).contiguous(), torch.block_diag(*up).t().to(dtype).contiguous())
+                for down, up in zip(downs, ups, strict=True)
+            ]
             self._joined[group] = found
         return found
 
@@ -356,8 +361,12 @@ class Contemplation(nn.Module):
         """Final states of contemplate rows (..., Ht) -> one state per read-out (..., R, Ht).
 
         Through the draft's output matrix, state j names the token j + 1 places behind the bonus
-        token. The draft adds `read_out_weight[j]` times these logits to its own at that place (a
-        product of two opinions, its weight trained). Needs a draft as wide as the target.
+        token (`pool` takes it in). Needs a draft as wide as the target.
         """
         turned = torch.einsum("...h,jgh->...jg", last, self.turns.to(last.dtype))
         return torch.cat((last.unsqueeze(-2), turned), dim=-2)
+
+    def pool(self, logits: torch.Tensor, read_out: torch.Tensor) -> torch.Tensor:
+        """The draft's own logits (..., D) and read-outs already multiplied by `read_out_weight`
+        (..., D) as one guess: a product of two opinions, its weight and temperature fitted."""
+        return (logits + read_out) / self.shape.read_out_temperature

@@ -40,6 +40,7 @@ VARIANTS: dict[str, Variant] = {
     "no-balance": Variant("routers not kept in balance", settings={"router_balance": 0.0}),
     "full": Variant("ConFu"),
     "read-outs": Variant("ConFu, and f names three tokens itself", switches={"read_outs": 3}),
+    "adapters": Variant("ConFu with adapters of rank 16", switches={"adapter_rank": 16}),
     "plus": Variant(
         "ConFu+: adapters of rank 16 and read-outs", switches={"read_outs": 3, "adapter_rank": 16}
     ),

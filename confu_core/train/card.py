@@ -32,8 +32,9 @@ def write_card(folder: Path) -> None:
     plus = bool(part.get("adapter_rank") or part.get("read_outs"))
     title = "ConFu+ draft head" if plus else TITLES[config["kind"]]
     reading = (READING if part else "") + (PLUS.format(**part) if plus else "")
-    if "read_out_factors" in facts:
-        reading += FITTED.format(factor=facts["read_out_factors"]["chosen"][0])
+    if "read_outs" in facts:
+        chosen = {name: tried["chosen"][0] for name, tried in facts["read_outs"].items()}
+        reading += FITTED.format(**chosen)
     text = f"""# {title} for {config["target"]["name"]}
 
 Made by `{facts["command"]}`.
@@ -87,7 +88,8 @@ guesses, and an auxiliary loss for them (docs/training.md, "ConFu+").
 
 FITTED = """
 When training was over, the read-outs' weights were multiplied by {factor:g}, the best of several
-factors for acceptance on half of the held-out conversations. The figures below are over all of them.
+factors for acceptance on half of the held-out conversations, and the mixed logits divided by
+{temperature:g}, the best of several temperatures for likelihood there. The figures below are over all of them.
 """
 
 

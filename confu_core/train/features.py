@@ -1,11 +1,8 @@
 """Pass A: the frozen target reads training text, without gradients.
 
-What it knows of a conversation never changes, so it can be kept. `FeatureReader` keeps taps, final
-states and the target's choices in memory (bfloat16: 8 Ht + 8 bytes a token, 4.6 KB for the default
-target) until `KEPT_BYTES` are full; what is beyond is read anew. Keys and values, which only
-ConFu's pass B needs, are five times larger and are recomputed.
+What it knows of a conversation never changes, so a store (`store.py`) may keep it.
 
-Sizes: B sequences, T positions, Ht target width, K key/value heads, W head width.
+Sizes: B sequences, T positions, Ht target width, L layers, K key/value heads, W head width.
 """
 
 from __future__ import annotations
@@ -16,8 +13,7 @@ import torch
 
 from confu_core.target import Target
 from confu_core.train.data import Batch
-
-KEPT_BYTES = 8_000_000_000  # of one reader; a large target's features would fill any GPU
+from confu_core.train.store import Store, Tensors
 
 
 @dataclass(frozen=True)
@@ -67,39 +63,51 @@ def read_text(target: Target, batch: Batch, remember: bool) -> Features:
 
 
 class FeatureReader:
-    """Reads batches through pass A, each conversation once if nothing but features is needed."""
+    """Reads batches through pass A, or takes from a store what was read before."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, store: Store) -> None:
         self.target = target
-        self._kept: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
-        self._bytes = 0
+        self.store = store
 
     def read(self, batch: Batch, remember: bool) -> Features:
-        """Features of a batch; with `remember`, keys and values too (always computed anew).
-
-        Batches of one reader must come from one list of conversations: `batch.numbers` name them.
-        """
-        if not remember and all(number in self._kept for number in batch.numbers):
-            return self._assemble(batch)
+        """Features of a batch; with `remember`, keys and values too."""
+        names = ["taps", "last", "wanted"] + (["keys", "values"] if remember else [])
+        texts = [
+            ids[:length] for ids, length in zip(batch.ids, batch.lengths.tolist(), strict=True)
+        ]
+        found = [self.store.find(ids, names) for ids in texts]
+        if all(kept is not None for kept in found):
+            return _assemble(found)
         features = read_text(self.target, batch, remember)
-        columns = (features.taps, features.last, features.wanted)
-        for row, number in enumerate(batch.numbers):
-            if remember or number in self._kept or self._bytes >= KEPT_BYTES:
-                continue
-            kept = tuple(column[row, : int(batch.lengths[row])].clone() for column in columns)
-            self._kept[number] = kept
-            self._bytes += sum(column.nbytes for column in kept)
+        for row, (ids, kept) in enumerate(zip(texts, found, strict=True)):
+            if kept is None:
+                self.store.keep(ids, _row(features, row, len(ids)))
         return features
 
-    def forget(self) -> None:
-        """Keep nothing of what was read."""
-        self._kept.clear()
-        self._bytes = 0
 
-    def _assemble(self, batch: Batch) -> Features:
-        kept = [self._kept[number] for number in batch.numbers]
-        taps, last, wanted = (
-            torch.nn.utils.rnn.pad_sequence(column, batch_first=True)
-            for column in zip(*kept, strict=True)
-        )
-        return Features(taps, last, wanted, (), ())
+def _row(features: Features, row: int, length: int) -> Tensors:
+    """One conversation of a batch; keys and values as (L, K, T, W)."""
+    read = {name: getattr(features, name)[row, :length] for name in ("taps", "last", "wanted")}
+    if features.keys:
+        read["keys"] = torch.stack([layer[row, :, :length] for layer in features.keys])
+        read["values"] = torch.stack([layer[row, :, :length] for layer in features.values])
+    return read
+
+
+def _assemble(rows: list[Tensors]) -> Features:
+    """Conversations as one right-padded batch."""
+
+    def pad(name: str) -> torch.Tensor:
+        return torch.nn.utils.rnn.pad_sequence([row[name] for row in rows], batch_first=True)
+
+    def layers(name: str) -> tuple[torch.Tensor, ...]:
+        if name not in rows[0]:
+            return ()
+        width = max(row[name].shape[2] for row in rows)
+        padded = [
+            torch.nn.functional.pad(row[name], (0, 0, 0, width - row[name].shape[2]))
+            for row in rows
+        ]
+        return torch.stack(padded, dim=1).unbind(0)  # (L, B, K, T, W) -> L times (B, K, T, W)
+
+    return Features(pad("taps"), pad("last"), pad("wanted"), layers("keys"), layers("values"))

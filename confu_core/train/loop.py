@@ -26,6 +26,7 @@ from confu_core.heads import Contemplation, DraftHead
 from confu_core.target import Target
 from confu_core.train.data import Batch, Conversation, batches
 from confu_core.train.losses import DraftTrainee, Unrolled, chain_starts
+from confu_core.train.store import Store
 
 READ_OUT_WEIGHT = 0.3  # of the read-out's own loss (ConFu+; the paper has no auxiliary loss)
 READ_OUT_DECAY = 0.5  # each further read-out weighs half of the one before
@@ -68,13 +69,16 @@ def train(
     settings: TrainSettings,
     folder: Path,
     mixed_precision: str = "bf16",
+    store: Store | None = None,
 ) -> Iterator[dict]:
     """Train in place, yielding each logged row: `{step, loss, ...}` or `{step, held_out: ...}`.
+
+    store: keeps what the target read; memory by default.
 
     After the last step `head` and `contemplation` hold the best weights by held-out acceptance.
     """
     accelerator = Accelerator(cpu=target.device.type == "cpu", mixed_precision=mixed_precision)
-    trainee = DraftTrainee(target, head, contemplation).to(target.device)
+    trainee = DraftTrainee(target, head, contemplation, store).to(target.device)
     optimiser = torch.optim.AdamW(
         parameter_groups(head, contemplation, settings), betas=(0.9, 0.95), weight_decay=0.0
     )

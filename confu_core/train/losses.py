@@ -14,6 +14,7 @@ W head width, F soft prompts.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +26,7 @@ from confu_core.target import Target
 from confu_core.train.anchors import Anchors, sample_anchors
 from confu_core.train.data import Batch
 from confu_core.train.features import FeatureReader, Features, read_text
+from confu_core.train.store import Memory, Store
 
 
 class AnchorMemory:
@@ -86,6 +88,20 @@ def gather_rows(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
+class Opinions:
+    """What is known of the next token at n chains, before it is one guess.
+
+    draft: (n, D) logits. told: (n,) where a read-out of the future token reaches; read_out: its
+    (m, D) logits there, number: (m,) which of the read-outs it is.
+    """
+
+    draft: torch.Tensor
+    told: torch.Tensor
+    read_out: torch.Tensor | None = None
+    number: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
 class Unrolled:
     """Loss and agreement of an unrolled batch, per depth (lists of length `steps`).
 
@@ -109,19 +125,23 @@ class Unrolled:
 class DraftTrainee(nn.Module):
     """A draft head, and ConFu's part if it has one, unrolled on batches of text.
 
-    One module, so that data-parallel wrappers see one forward.
+    One module, so that data-parallel wrappers see one forward. store: keeps what the target read;
+    memory by default.
     """
 
     def __init__(
-        self, target: Target, head: DraftHead, contemplation: Contemplation | None
+        self,
+        target: Target,
+        head: DraftHead,
+        contemplation: Contemplation | None,
+        store: Store | None = None,
     ) -> None:
         super().__init__()
         self.head = head
         self.contemplation = contemplation
         # In a tuple, so that the frozen target's parameters are not ours.
         self._target = (target,)
-        self.reader = FeatureReader(target)
-        self.held_out_reader = FeatureReader(target)
+        self.reader = FeatureReader(target, store or Memory())
         target_ids = head.target_ids(torch.arange(head.shape.draft_vocab))
         known = torch.zeros(head.shape.vocab, dtype=torch.bool)
         known[target_ids] = True
@@ -139,11 +159,15 @@ class DraftTrainee(nn.Module):
         dice: random.Random,
         anchor_every: int = 3,
         replicate: bool = True,
+        judge: Callable[[int, Opinions, torch.Tensor], None] | None = None,
     ) -> Unrolled:
-        """Unroll `steps` draft steps from every supervised start of the batch."""
+        """Unroll `steps` draft steps from every supervised start of the batch.
+
+        judge: when evaluating, called at each depth with the opinions at all chains that reach the
+            last depth, and the token ids (n,) that followed.
+        """
         target, head = self.target, self.head
-        reader = self.reader if self.training else self.held_out_reader
-        features = reader.read(batch, remember=self.contemplation is not None)
+        features = self.reader.read(batch, remember=self.contemplation is not None)
         ids, answer = batch.ids.to(target.device), batch.answer
         starts, valid = chain_starts(answer)
         if self.contemplation is not None:
@@ -180,14 +204,18 @@ class DraftTrainee(nn.Module):
             wanted = features.wanted.gather(1, label_in)
             supervised &= self.known[wanted.clamp(min=0)] & (wanted >= 0)
             rows = row_of.gather(1, label_in)[supervised]
-            draft_logits, read_out, told = self._logits(state, supervised, k, future)
-            losses.append(_cross_entropy(draft_logits, label_probs[rows]))
-            if read_out is not None:
-                read_out_losses.append(_cross_entropy(read_out, label_probs[rows[told]]))
+            known = self._opinions(state, supervised, k, future)
+            losses.append(_cross_entropy(self._pool(known), label_probs[rows]))
+            if known.read_out is not None:
+                labels = label_probs[rows[known.told]]
+                read_out_losses.append(_cross_entropy(known.read_out, labels))
             counts.append(int(supervised.sum()))
             if not self.training:
                 followed = ids.gather(1, (label + 1).clamp(max=width - 1))[judged]
-                best = self._logits(state, judged, k, future)[0].topk(8, dim=-1).indices
+                known = self._opinions(state, judged, k, future)
+                if judge is not None:
+                    judge(k, known, followed)
+                best = self._pool(known).topk(8, dim=-1).indices
                 hits = self.vocabulary[best] == followed.unsqueeze(-1)
                 top1.append(hits[:, 0])
                 top8.append(hits.any(-1))
@@ -201,28 +229,33 @@ class DraftTrainee(nn.Module):
         fused = self.head.fuse(features.taps.to(self.head.fc.weight.dtype))
         return self._futures(features, fused, anchors, starts)
 
-    def _logits(
+    def _opinions(
         self, state: torch.Tensor, chosen: torch.Tensor, k: int, future: FutureRows | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """Step k's logits at chosen (B, M) chains, f's read-outs mixed in where they reach.
-
-        Returns:
-            (n, D) logits; the read-outs' own (m, D) and (n,) where they reach, or None twice.
-        """
+    ) -> Opinions:
+        """Step k's opinions at chosen (B, M) chains."""
         logits = self.head.logits(state[chosen])
+        told = torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
         if future is None or future.read_states is None:
-            return logits, None, None
+            return Opinions(logits, told)
         # An f that is `age` tokens old has named `age` tokens that the chain has already read.
         number = future.age[chosen] + k
         told = future.present[chosen] & (number < future.read_states.shape[2])
         if not told.any():
-            return logits, None, None
+            return Opinions(logits, told)
         sequence = chosen.nonzero()[:, 0][told]
         number = number[told]
         states = future.read_states[sequence, future.anchor_of[chosen][told], number]
-        own = self.head.lm_head(states)  # (m, D)
-        weight = self.contemplation.read_out_weight[number].to(own.dtype).unsqueeze(-1)
-        return logits.index_add(0, told.nonzero().squeeze(-1), weight * own), own, told
+        return Opinions(logits, told, self.head.lm_head(states), number)
+
+    def _pool(self, known: Opinions) -> torch.Tensor:
+        """(n, D) logits: the draft's, with the read-outs mixed in where they reach."""
+        if known.read_out is None:
+            return known.draft
+        weight = self.contemplation.read_out_weight[known.number].to(known.read_out.dtype)
+        pooled = self.contemplation.pool(
+            known.draft[known.told], weight.unsqueeze(-1) * known.read_out
+        )
+        return known.draft.index_copy(0, known.told.nonzero().squeeze(-1), pooled)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """Token embeddings as in decoding, in the draft's precision."""

@@ -26,7 +26,7 @@ STAGES = ("eagle3", "confu")
 # Bytes per trained parameter: float32 weight, gradient, two moments of AdamW; its bfloat16 copy.
 TRAINED_BYTES = 4 + 4 + 8 + 2
 BUCKET_BYTES = 4  # more, where several GPUs exchange gradients
-KEPT_BYTES = 8_000_000_000  # of features that stay in memory (`features.py`)
+KEPT_BYTES = 8_000_000_000  # of features that stay in memory; more would fill any GPU
 RESERVE = 2_000_000_000  # libraries, and memory that lies in pieces (ours, generous)
 
 

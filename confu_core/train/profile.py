@@ -21,6 +21,7 @@ from confu_core.train.data import Batch, Conversation, batches
 from confu_core.train.loop import TrainSettings, parameter_groups, total_loss
 from confu_core.train.losses import DraftTrainee, chain_starts
 from confu_core.train.plan import Step
+from confu_core.train.store import Memory
 
 PHASES = ("target reads", "contemplation", "draft", "backward", "optimiser")
 
@@ -117,7 +118,7 @@ def profile(
     seconds["draft"] = whole - sum(seconds.values())
 
     trainee.reader.read, trainee._futures = read, futures
-    trainee.reader.forget()  # so that the counted steps read as the timed ones did
+    trainee.reader.store = Memory()  # empty, so that the counted steps read as the timed ones did
     with FlopCounterMode(display=False, custom_mapping=ATTENTION) as counter:
         for batch in timed:
             run(batch)

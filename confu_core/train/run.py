@@ -25,6 +25,7 @@ from confu_core.train.loop import TrainSettings, evaluate, train
 from confu_core.train.losses import DraftTrainee
 from confu_core.train.profile import Profile, profile
 from confu_core.train.readouts import fit_read_outs
+from confu_core.train.store import open_store
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,8 @@ class Recipe:
     continue from (ConFu always starts from an EAGLE-3 head); None begins a new EAGLE-3 head.
     run: folder of the run's state and log. save: checkpoint folder to write at the end.
     switches: fields of `ContemplationShape` for ablations. renew_routers: begin the routers of a
-    ConFu head anew. command: for the model card.
+    ConFu head anew. features: where what the target read is kept (`open_store`). command: for the
+    model card.
     """
 
     method: str
@@ -48,6 +50,7 @@ class Recipe:
     switches: tuple[tuple[str, int | bool], ...] = ()
     renew_routers: bool = False
     precision: str = "bf16"
+    features: str = "memory"
     command: str = ""
 
 
@@ -80,8 +83,11 @@ def run(target: Target, recipe: Recipe, report: Callable[[dict], None]) -> None:
             coverage(held_out, head.target_ids(torch.arange(head.shape.draft_vocab))), 4
         ),
     }
+    tokens = sum(len(c.ids) for c in [*conversations, *held_out])
+    store, size = open_store(recipe.features, target, tokens, contemplation is not None)
     if is_main_process():
         report(facts)
+        report({"features": size})
     for row in train(
         target,
         head,
@@ -91,6 +97,7 @@ def run(target: Target, recipe: Recipe, report: Callable[[dict], None]) -> None:
         recipe.settings,
         recipe.run,
         recipe.precision,
+        store,
     ):
         report(row)
     if not is_main_process():
@@ -108,9 +115,9 @@ def run(target: Target, recipe: Recipe, report: Callable[[dict], None]) -> None:
         f"{torch.__version__}",
     }
     if contemplation is not None and contemplation.shape.read_outs:
-        trainee = DraftTrainee(target, head, contemplation)
+        trainee = DraftTrainee(target, head, contemplation, store)
         accelerator = Accelerator(cpu=target.device.type == "cpu", mixed_precision=recipe.precision)
-        facts["read_out_factors"] = fit_read_outs(trainee, held_out, accelerator)
+        facts["read_outs"] = fit_read_outs(trainee, held_out, accelerator)
         facts["held_out"] = evaluate(trainee, held_out, accelerator)
     save_checkpoint(recipe.save, head, contemplation, target, facts)
     if contemplation is not None:
@@ -119,10 +126,13 @@ def run(target: Target, recipe: Recipe, report: Callable[[dict], None]) -> None:
 
 
 def profile_run(target: Target, recipe: Recipe, steps: int) -> Profile:
-    """Where the time of this recipe's steps goes. Nothing is written."""
+    """Where the time of this recipe's steps goes. No head is written."""
     conversations, _ = load_conversations(target, list(recipe.data))
     head, contemplation, _ = _modules(target, recipe, conversations)
-    return profile(DraftTrainee(target, head, contemplation), conversations, recipe.settings, steps)
+    tokens = sum(len(c.ids) for c in conversations)
+    store, _ = open_store(recipe.features, target, tokens, contemplation is not None)
+    trainee = DraftTrainee(target, head, contemplation, store)
+    return profile(trainee, conversations, recipe.settings, steps)
 
 
 def process_device() -> str:

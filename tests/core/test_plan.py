@@ -15,8 +15,9 @@ from confu_core.__main__ import main
 from confu_core.errors import DataError
 from confu_core.sizes import TargetShape
 from confu_core.target import Target
-from confu_core.train import dryrun, features
+from confu_core.train import dryrun, store
 from confu_core.train.data import Conversation, batches
+from confu_core.train.features import FeatureReader
 from confu_core.train.init import new_contemplation, new_head
 from confu_core.train.loop import TrainSettings, total_loss
 from confu_core.train.losses import DraftTrainee
@@ -147,14 +148,14 @@ def test_features_stay_only_as_far_as_there_is_room(real, monkeypatch):
     trainee = trainee_of(target, conversations, False).train()
     batch = next(batches(conversations, 10**6, seed=None))
     full = trainee.reader.read(batch, remember=False)
-    each = trainee.reader._bytes // COUNT
+    each = trainee.reader.store._bytes // COUNT
     again = trainee.reader.read(batch, remember=False)
     assert torch.equal(full.taps, again.taps)
-    monkeypatch.setattr(features, "KEPT_BYTES", each)
-    bounded = features.FeatureReader(target)
+    monkeypatch.setattr(store, "KEPT_BYTES", each)
+    bounded = FeatureReader(target, store.Memory())
     for _ in range(2):
         assert torch.equal(bounded.read(batch, remember=False).taps, full.taps)
-    assert len(bounded._kept) == 1
+    assert len(bounded.store._kept) == 1
 
 
 # ---- The dry run ---------------------------------------------------------------------------------

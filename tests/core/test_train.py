@@ -45,6 +45,7 @@ from confu_core.train.loop import (
 from confu_core.train.losses import DraftTrainee, chain_starts
 from confu_core.train.run import Recipe
 from confu_core.train.run import run as run_recipe
+from confu_core.train.store import Disk, Memory, Nowhere, bytes_per_token, open_store
 from tests import fakes, reference
 
 STEPS = 4
@@ -557,12 +558,25 @@ def test_features_are_the_targets_own(llama, conversations, batch):
                 )
 
 
-def test_kept_features_equal_fresh_ones_in_any_batch(llama, conversations, batch):
-    reader = FeatureReader(llama)
-    first = reader.read(batch, remember=False)
+@pytest.fixture(params=["memory", "disk", "disk with keys and values"])
+def kept_at(request, llama, tmp_path):
+    """A store, and whether it keeps keys and values."""
+    return (
+        Memory() if request.param == "memory" else Disk(tmp_path, llama)
+    ), "keys" in request.param
+
+
+def test_kept_features_equal_fresh_ones_in_any_batch(
+    llama, conversations, batch, kept_at, monkeypatch
+):
+    store, remember = kept_at
+    reader = FeatureReader(llama, store)
+    first = reader.read(batch, remember)
     swapped = collate(conversations, [1, 0])
-    kept = reader.read(swapped, remember=False)
-    fresh = read_text(llama, swapped, remember=False)
+    fresh = read_text(llama, swapped, remember)
+    with monkeypatch.context() as patch:  # nothing is read twice
+        patch.setattr("confu_core.train.features.read_text", None)
+        kept = reader.read(swapped, remember)
     for row_number, conversation in enumerate((conversations[1], conversations[0])):
         length = len(conversation.ids)
         for one, two in ((kept.taps, fresh.taps), (kept.last, fresh.last)):
@@ -570,7 +584,42 @@ def test_kept_features_equal_fresh_ones_in_any_batch(llama, conversations, batch
                 one[row_number, :length], two[row_number, :length], atol=1e-5, rtol=1e-5
             )
         assert torch.equal(kept.wanted[row_number, :length], fresh.wanted[row_number, :length])
+        layers = llama.layers if remember else 0
+        assert len(kept.keys) == len(kept.values) == layers
+        for layer in range(layers):
+            for one, two in ((kept.keys, fresh.keys), (kept.values, fresh.values)):
+                one, two = one[layer][row_number, :, :length], two[layer][row_number, :, :length]
+                torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-5)
     assert torch.equal(kept.taps[1, : len(conversations[0].ids)], first.taps[0])
+
+
+def test_what_a_store_lacks_is_read_anew(llama, batch, tmp_path):
+    """Keys and values after a run without them, a damaged file, a store that keeps nothing."""
+    disk = Disk(tmp_path, llama)
+    wanted = FeatureReader(llama, Nowhere()).read(batch, remember=True)
+    FeatureReader(llama, disk).read(batch, remember=False)
+    for _ in range(2):
+        found = FeatureReader(llama, disk).read(batch, remember=True)
+        torch.testing.assert_close(found.keys[1], wanted.keys[1])
+        files = sorted(tmp_path.rglob("*.safetensors"))
+        assert len(files) == 2 and not list(tmp_path.rglob("*.new"))
+        files[0].write_bytes(files[0].read_bytes()[:100])
+
+
+def test_the_size_of_kept_features_is_told_and_must_fit(llama, batch, tmp_path, monkeypatch):
+    tokens = int(batch.lengths.sum())
+    for remember in (False, True):
+        folder = tmp_path / str(remember)
+        store, told = open_store(str(folder), llama, tokens, remember)
+        FeatureReader(llama, store).read(batch, remember)
+        taken = sum(path.stat().st_size for path in folder.rglob("*.safetensors"))
+        headers = 2 * 600
+        assert abs(taken - tokens * bytes_per_token(llama, remember)) < headers
+        assert f"{tokens} tokens" in told and str(folder) in told
+    assert "nothing is kept" in open_store("recompute", llama, tokens, False)[1]
+    assert "in memory" in open_store("memory", llama, tokens, False)[1]
+    with pytest.raises(DataError, match="--features recompute"):
+        open_store(str(tmp_path), llama, 10**15, True)
 
 
 # Initialisation ----------------------------------------------------------------------------------

@@ -89,7 +89,7 @@ def decoded_states(llama, head, part, batch, row: int, start: int) -> list[torch
         {"future_entry": False},
         {"future_query": False},
         {"soft_prompts": 0, "contemplate_experts": 1, "future_experts": 1},
-        {"adapter_rank": 3, "read_outs": 3},
+        {"adapter_rank": 3, "read_outs": 3, "read_out_temperature": 1.7},
     ],
     ids=["eagle3", "confu", "query only", "entry only", "static, no soft prompts", "confu+"],
 )
@@ -118,7 +118,7 @@ def test_the_first_start_is_the_first_round_of_decoding(batch):
 
 def test_read_outs_add_the_same_logits_in_training_and_decoding(llama, head, batch):
     """ConFu+: an f of any age speaks of the same tokens as in decoding, and of none behind them."""
-    part = tiny_contemplation(llama, head, read_outs=3, adapter_rank=3)
+    part = tiny_contemplation(llama, head, read_outs=3, adapter_rank=3, read_out_temperature=1.7)
     trainee = DraftTrainee(llama, head, part).eval()
     starts, valid = chain_starts(batch.answer)
     anchors = sample_anchors(starts, valid, 3, random.Random(2), True)
@@ -129,7 +129,7 @@ def test_read_outs_add_the_same_logits_in_training_and_decoding(llama, head, bat
         rows = trainee.futures_of(batch, anchors, starts)
         plain = head.logits(zero[valid])
         for k in range(4):
-            added = trainee._logits(zero, valid, k, rows)[0] - plain
+            added = trainee._pool(trainee._opinions(zero, valid, k, rows)) - plain
             number = -1
             for row in range(len(starts)):
                 for column, start in enumerate(starts[row][valid[row]].tolist()):
@@ -144,6 +144,6 @@ def test_read_outs_add_the_same_logits_in_training_and_decoding(llama, head, bat
                         prefix = llama.prefill(cache, batch.ids[row, : place + 1].tolist())
                         future = contemplator.begin(llama, cache, prefix)
                         if k + start - place < 3:
-                            wanted = future.read_out[k + start - place]
+                            wanted = future.read_out[k + start - place] / 1.7
                     torch.testing.assert_close(added[number], wanted, rtol=1e-3, atol=1e-3)
     assert len(ages) > 2

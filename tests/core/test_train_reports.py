@@ -24,7 +24,7 @@ from confu_core.train.ablate import VARIANTS, ablate, table
 from confu_core.train.curve import curve, per_doubling, read_series
 from confu_core.train.data import Conversation, load_conversations
 from confu_core.train.loop import TrainSettings, evaluate, total_loss
-from confu_core.train.losses import DraftTrainee
+from confu_core.train.losses import DraftTrainee, Opinions
 from confu_core.train.profile import PHASES, profile
 from confu_core.train.run import Recipe
 from confu_core.train.synth import read_prompts
@@ -283,22 +283,51 @@ def test_a_step_does_little_more_than_it_needs(contemplates):
     assert "times what is needed" in found.markdown()
 
 
-def test_read_outs_are_fitted_for_acceptance(llama, monkeypatch):
-    """The factor with the best sum of both taus is kept; all are tried on one sample."""
+def test_read_outs_are_fitted_as_if_each_value_were_tried_alone(llama):
+    """The factor with the best sum of both taus, then the temperature with the least loss."""
     head = fakes.tiny_head(llama)
     part = fakes.tiny_contemplation(llama, head, read_outs=2)
+    with torch.no_grad():
+        part.read_out_weight.copy_(torch.tensor([0.5, 0.2]))
+        part.turns.normal_(std=0.3)
     trained = part.read_out_weight.detach().clone()
-    tried = []
+    dice = random.Random(1)
+    texts = [tuple(dice.randrange(llama.vocab) for _ in range(40)) for _ in range(6)]
+    conversations = [Conversation(text, 6, "") for text in texts]
+    trainee, accelerator = DraftTrainee(llama, head, part), Accelerator(cpu=True)
 
-    def evaluate(trainee, sample, accelerator):
-        factor = float(trainee.contemplation.read_out_weight[0] / trained[0])
-        tried.append((round(factor, 3), len(sample)))
-        return {"tau_chain": 1.9 - abs(factor - 2.0) / 10, "tau_top8": 3.0}
+    alone = {}
+    for factor in readouts.FACTORS:
+        part.read_out_weight.data.copy_(factor * trained)
+        report = evaluate(trainee, conversations, accelerator)
+        alone[str(factor)] = [report["tau_chain"], report["tau_top8"]]
+    part.read_out_weight.data.copy_(trained)
+    found = readouts.fit_read_outs(trainee, conversations, accelerator)
 
-    monkeypatch.setattr(readouts, "evaluate", evaluate)
-    conversations = [Conversation((1, 2, 3), 1, "")] * 200
+    (factor,), (temperature,) = found["factor"].pop("chosen"), found["temperature"].pop("chosen")
+    assert found["factor"].keys() == alone.keys()
+    for factor_tried, taus in alone.items():
+        assert found["factor"][factor_tried] == pytest.approx(taus, abs=2e-4)
+    assert sum(alone[str(factor)]) == max(map(sum, alone.values()))
+    assert found["temperature"][str(temperature)] == min(found["temperature"].values())
+    assert len(set(map(tuple, alone.values()))) > 1 and len(found["temperature"]) > 3
+    assert part.shape.read_out_temperature == temperature
+    torch.testing.assert_close(part.read_out_weight.detach(), factor * trained)
+
+
+def test_the_fitted_temperature_is_the_true_one(llama):
+    """Opinions whose tokens are drawn at a temperature: that one has the least loss."""
+    head = fakes.tiny_head(llama)
+    part = fakes.tiny_contemplation(llama, head, read_outs=1)
+    with torch.no_grad():
+        part.read_out_weight.fill_(1.0)
     trainee = DraftTrainee(llama, head, part)
-    found = readouts.fit_read_outs(trainee, conversations, Accelerator(cpu=True))
-    assert tried == [(factor, len(conversations[::3])) for factor in readouts.FACTORS]
-    assert found["chosen"] == [2.0] and found["2.0"] == [1.9, 3.0]
-    torch.testing.assert_close(part.read_out_weight.detach(), 2.0 * trained)
+    trials = readouts._Trials(trainee)
+    generator = torch.Generator().manual_seed(0)
+    draft, read_out = (torch.randn(4000, head.shape.draft_vocab, generator=generator) * 2,) * 2
+    chances = ((draft + read_out) / 1.3).softmax(-1)
+    drawn = chances.multinomial(1, generator=generator).squeeze(-1)
+    told = torch.ones(len(draft), dtype=torch.bool)
+    known = Opinions(draft, told, read_out, torch.zeros(len(draft), dtype=torch.long))
+    trials.judge(0, known, trainee.vocabulary[drawn])
+    assert min(readouts.TEMPERATURES, key=lambda t: trials.loss(1.0, t)) == 1.3

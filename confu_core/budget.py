@@ -22,12 +22,20 @@ class Costs:
     """Seconds that passes take on one machine.
 
     verify: a target pass over 1, 2, ... rows. draft_first: taking in new text and drafting the
-    root's children. draft_more: a further draft pass over 1, 2, ... rows. Neither list ever falls.
+    root's children. draft_more: a further draft pass over 1, 2, ... rows. adapting: what adapters
+    add to a target pass with 1, 2, ... contemplate rows; empty without adapters. No list ever
+    falls.
     """
 
     verify: tuple[float, ...]
     draft_first: float
     draft_more: tuple[float, ...]
+    adapting: tuple[float, ...] = ()
+
+    def target_pass(self, rows: int, contemplated: int) -> float:
+        """Seconds of a target pass over so many rows, of which so many are contemplate rows."""
+        adapted = self.adapting[contemplated - 1] if self.adapting and contemplated else 0.0
+        return self.verify[rows - 1] + adapted
 
 
 def curve(measured: dict[int, float], length: int) -> tuple[float, ...]:
@@ -85,8 +93,9 @@ class AutoBudget:
         self.most_nodes = most
         self.costs = costs
         # Seconds of the pass over a tree of 1, 2, ... nodes, root included.
+        sizes = [(rows(nodes), rows(nodes) - nodes) for nodes in range(1, most + 1)]
         self._verify = torch.tensor(
-            [costs.verify[rows(nodes) - 1] for nodes in range(1, most + 1)], dtype=torch.float64
+            [costs.target_pass(*size) for size in sizes], dtype=torch.float64
         )
 
     def start(self) -> Growth:

@@ -16,13 +16,16 @@ from weakref import WeakKeyDictionary
 import torch
 
 from confu_core.budget import AutoBudget, Costs, FixedBudget, curve
+from confu_core.cache import KVCache
 from confu_core.contemplation import Contemplator, FutureToken, NoContemplator
+from confu_core.heads import Adapters
 from confu_core.methods import Method
 from confu_core.target import Target
 from confu_core.tree import DraftTree
 
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)  # of target passes that are timed
 DRAFT_ROWS = (1, 2, 4, 8, 16)
+ADAPTED_ROWS = (1, 2, 4, 8, 16, 32)  # contemplate rows
 MOST_DRAFT_ROWS = 64  # the largest top-k
 PREFIX = 256  # tokens before the timed rows: a short chat
 TOO_DEAR = 4.0  # times a pass over one row: passes over more rows are not timed, hardly any pays
@@ -33,6 +36,7 @@ SECONDS, SWEEPS, TOO_LONG = 0.8, 2, 4.0
 # Per model, since several targets may share one and differ in the layers that are tapped.
 _verify: WeakKeyDictionary[torch.nn.Module, tuple[float, ...]] = WeakKeyDictionary()
 _draft: WeakKeyDictionary[torch.nn.Module, tuple[float, tuple[float, ...]]] = WeakKeyDictionary()
+_adapting: WeakKeyDictionary[torch.nn.Module, tuple[float, ...]] = WeakKeyDictionary()
 
 
 def budget_for(
@@ -52,21 +56,22 @@ def budget_for(
 
 def measured(target: Target, method: Method) -> Costs:
     """The costs of this target and this method's head; measured if they are not known yet."""
-    head = method.checkpoint.head
+    head, part = method.checkpoint.head, method.checkpoint.contemplation
+    adapters = part.adapters if part is not None else None
     if target.model not in _verify:
         _verify[target.model] = _verification(target)
     if head not in _draft:
         _draft[head] = _drafting(target, method)
-    return Costs(_verify[target.model], *_draft[head])
+    if adapters is not None and adapters not in _adapting:
+        _adapting[adapters] = _adaptation(target, adapters)
+    adapting = _adapting[adapters] if adapters is not None else ()
+    return Costs(_verify[target.model], *_draft[head], adapting)
 
 
 @torch.inference_mode()
 def _verification(target: Target) -> tuple[float, ...]:
     """Seconds of a target pass over 1, 2, ... rows behind a text of ordinary length."""
-    prefix = min(PREFIX, target.context // 2)
-    cache = target.new_cache(prefix + ROWS[-1])
-    cache.open(prefix)
-    cache.commit(list(range(prefix)))
+    cache = _short_chat(target, ROWS[-1])
 
     def run(rows: int) -> None:
         children = rows - 1
@@ -77,6 +82,32 @@ def _verification(target: Target) -> tuple[float, ...]:
 
     seconds = fastest(run, ROWS)
     return curve(seconds, max(seconds))
+
+
+@torch.inference_mode()
+def _adaptation(target: Target, adapters: Adapters) -> tuple[float, ...]:
+    """Seconds that adapters add to a pass with 1, 2, ... contemplate rows."""
+    cache = _short_chat(target, 1 + ADAPTED_ROWS[-1])
+    root, nothing = DraftTree.root_only(0), torch.zeros(target.hidden, device=target.device)
+
+    def run(rows: int, used: Adapters | None) -> None:
+        target.verify(cache, root, (0,) * rows, nothing, used)
+        target.wait()
+        cache.drop_pending()
+
+    plain = fastest(partial(run, used=None), ADAPTED_ROWS)
+    adapted = fastest(partial(run, used=adapters), ADAPTED_ROWS)
+    both = plain.keys() & adapted.keys()
+    return curve({rows: max(0.0, adapted[rows] - plain[rows]) for rows in both}, ROWS[-1])
+
+
+def _short_chat(target: Target, rows: int) -> KVCache:
+    """A cache that holds a text of ordinary length, with room for so many rows."""
+    prefix = min(PREFIX, target.context // 2)
+    cache = target.new_cache(prefix + rows)
+    cache.open(prefix)
+    cache.commit(list(range(prefix)))
+    return cache
 
 
 @torch.inference_mode()

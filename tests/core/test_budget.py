@@ -112,6 +112,23 @@ def test_rows_of_contemplate_tokens_are_paid_for():
     assert sizes[0] > sizes[1] > sizes[2] > 1
 
 
+def test_what_adapters_add_is_paid_for():
+    """A pass over four nodes and one contemplate row takes the time of five rows and what the
+    adapters add for one; so a larger tree pays, since their first row is the dear one."""
+    verify = tuple(0.5 + 0.05 * rows for rows in range(1, 65))
+    rows = partial(Contemplator.rows, None, share=0.25)
+    bare = Costs(verify, 0.1, (0.0,))
+    adapted = Costs(verify, 0.1, (0.0,), adapting=tuple(2.0 + 0.001 * n for n in range(1, 65)))
+    assert adapted.target_pass(5, 1) == pytest.approx(0.75 + 2.001)
+    assert adapted.target_pass(4, 0) == pytest.approx(0.7) == bare.target_pass(4, 0)
+    reach = torch.tensor([0.8**n for n in range(1, 40)], dtype=torch.float64)
+    size, rate = AutoBudget(adapted, rows).best(reach, 0.1)
+    gain = 1 + float(reach[: size - 1].sum())
+    seconds = 0.1 + adapted.target_pass(rows(size), rows(size) - size)
+    assert rate == pytest.approx(gain / seconds)
+    assert size > AutoBudget(bare, rows).best(reach, 0.1)[0]
+
+
 # Growth ------------------------------------------------------------------------------------------
 
 
@@ -316,14 +333,17 @@ def test_fastest_of_several_sweeps_and_no_further_than_too_dear(monkeypatch):
     assert seen[:6] == [1, 1, 2, 1, 2, 4], "a warm-up, a sweep cut short, a second one"
 
 
-@pytest.mark.parametrize("contemplates", [False, True])
-def test_measured_on_a_tiny_target(llama, head, part, monkeypatch, contemplates):
+@pytest.mark.parametrize("kind", ["eagle3", "confu", "confu+"])
+def test_measured_on_a_tiny_target(llama, head, part, monkeypatch, kind):
     monkeypatch.setattr(costs_module, "SECONDS", 0.05)
-    method = fakes.method(head, part if contemplates else None)
+    if kind == "confu+":
+        part = fakes.tiny_contemplation(llama, head, adapter_rank=2, read_outs=2)
+    method = fakes.method(head, part if kind != "eagle3" else None)
     target = fakes.tiny_target(seed=7)
     found = measured(target, method)
     assert 2 <= len(found.verify) <= 128 and len(found.draft_more) == 64
-    for seconds in (found.verify, found.draft_more):
+    assert len(found.adapting) == (128 if kind == "confu+" else 0)
+    for seconds in (found.verify, found.draft_more, found.adapting or (0.0,)):
         assert list(seconds) == sorted(seconds) and seconds[0] >= 0
     assert found.verify[0] > 0 and found.draft_first > 0
 

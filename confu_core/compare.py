@@ -192,9 +192,7 @@ class _Runner:
     def advance(self) -> RoundRecord | None:
         """The next round's record; None when the lane is done."""
         try:
-            # Inference mode is entered per step: between steps other code runs in this thread.
-            with torch.inference_mode():
-                round: Round | None = next(self._rounds, None)
+            round: Round | None = next(self._rounds, None)
         except torch.OutOfMemoryError:
             self.error = (
                 "The device ran out of memory. Choose fewer new tokens, a smaller tree, or fewer "

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
+
 from confu_core.acceptance import Acceptance, Limits, accept, stop_reason
 from confu_core.contemplation import ContemplatePlan, FutureToken
 from confu_core.costs import budget_for
@@ -52,6 +54,7 @@ class Round:
         return [draw.token_id for draw in self.draws]
 
 
+@torch.inference_mode()  # round by round: between rounds other code runs in this thread
 def decode(
     target: Target,
     method: Method,

@@ -11,8 +11,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import torch
-
 from confu_core.bench.questions import Question
 from confu_core.bench.report import table
 from confu_core.charts import Series, line_chart
@@ -25,7 +23,6 @@ from confu_core.trace import Settings
 EDGES = (0.0, 1 / 128, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1.0)
 
 
-@torch.inference_mode()
 def measure(
     target: Target,
     methods: dict[str, Method],

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-import torch
-
 from confu_core.checkpoints import find_checkpoint
 from confu_core.compare import Engine
 from confu_core.decoding import Round, decode
@@ -81,7 +79,6 @@ class OwnLane:
         self._target = target
         self._changes = {} if contemplate is None else {"contemplate": contemplate}
 
-    @torch.inference_mode()
     def answer(self, prompt_ids: list[int], settings: Settings) -> Answer:
         """Decode to the end, alone and unobserved.
 

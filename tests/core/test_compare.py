@@ -18,6 +18,7 @@ from confu_core.drafter import NoDrafter
 from confu_core.errors import CheckpointError, PromptError, SettingsError, TargetError
 from confu_core.events import Advanced, Finished, Started
 from confu_core.methods import PLAIN, Method
+from confu_core.probes import Observer
 from confu_core.prompt import chat_ids
 from confu_core.trace import Settings, Trace
 from tests import fakes
@@ -219,9 +220,19 @@ def test_two_races_at_once(engine, greedy):
             assert [t.id for t in lane.tokens] == greedy[-48:][:12]
 
 
-def test_inference_mode_does_not_leak_to_the_reader(engine):
+def test_rounds_run_in_inference_mode_and_their_reader_does_not(engine, llama, prompt):
     for _ in engine.compare(TEXT, replace(SETTINGS, max_new_tokens=2)):
         assert not torch.is_inference_mode_enabled()
+
+    class Watch(Observer):
+        def verified(self, view):
+            assert torch.is_inference_mode_enabled()
+            seen.append(view.verification.logits.is_inference())
+
+    seen = []
+    for _ in decode(llama, engine.method("eagle3"), prompt, SETTINGS, Watch()):
+        assert not torch.is_inference_mode_enabled()
+    assert seen and all(seen)
 
 
 def test_what_a_page_asks(engine, llama, prompt):

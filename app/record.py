@@ -1,8 +1,8 @@
 """Record the examples' runs with the real engine: `python -m app.record`.
 
-Writes `app/examples/NAME.json`, one trace per example, and `reference.json`: of the ConFu head that
-was used, the future-token map and, with `--questions`, how its experts are usually used by task
-group. All of it is shown when there is no model, or before it is loaded.
+Writes `app/examples/NAME.json`, one trace per example, and `reference.json`: of every head that
+contemplates (ConFu's, ConFu+'s), the future-token map and, with `--questions`, how its experts are
+usually used by task group. All of it is shown when there is no model, or before it is loaded.
 """
 
 import argparse
@@ -14,7 +14,8 @@ from typing import Any
 
 from app.form import CHOSEN
 from app.lessons import EXAMPLES
-from app.recorded import FOLDER, REFERENCE, known, map_of
+from app.recorded import FOLDER, REFERENCE, known, load, maps_of
+from app.views.chart import heads
 from app.views.reference import GroupUse
 from app.views.wire import short_trace
 from confu_core.errors import ConFuError
@@ -61,31 +62,41 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def write(engine: Any, options: argparse.Namespace) -> None:
-    """Record what the options ask for; entries of other heads stay as they are."""
+    """Record what the options ask for. What the reference told of a head before stays, as long as
+    the engine or a recorded run has that head."""
     options.out.mkdir(parents=True, exist_ok=True)
     settings = Settings(max_new_tokens=options.max_new_tokens, nodes=options.nodes)
-    entries = dict(known(options.out))
     chosen = [e for e in EXAMPLES if not options.names or e.name in options.names]
     for number, example in enumerate(chosen, 1):
-        trace = _run(engine, example.prompt, settings)
+        methods = tuple(name for name in CHOSEN if engine.methods[name].available)
+        trace = _run(engine, example.prompt, settings, methods)
         path = options.out / f"{example.name}.json"
         path.write_text(short_trace(trace) + "\n", encoding="utf-8")
-        for sha256, entry in map_of(engine, trace).items():
-            entries[sha256] = entries.get(sha256, {}) | entry
         taus = ", ".join(f"{name} {lane.tau:.2f}" for name, lane in trace.lanes.items())
         _tell(f"{number}/{len(chosen)} {path.name}: {path.stat().st_size // 1000} KB, tau {taus}")
-    if options.questions:
-        for sha256, uses in usual(engine, options.questions, options.limit, settings).items():
-            entries[sha256] = entries.get(sha256, {}) | {"usual": [asdict(use) for use in uses]}
+    maps = maps_of(engine)
+    uses = usual(engine, options.questions, options.limit, settings) if options.questions else {}
+    used = {*maps, *uses, *_recorded_heads(options.out)}
+    entries = {head: entry for head, entry in known(options.out).items() if head in used}
+    for head, found in maps.items():
+        entries[head] = entries.get(head, {}) | found
+    for head, groups in uses.items():
+        entries[head] = entries.get(head, {}) | {"usual": [asdict(group) for group in groups]}
     if entries:
         text = json.dumps(entries, separators=(",", ":"))
         (options.out / REFERENCE).write_text(text + "\n", encoding="utf-8")
+        known.cache_clear()
 
 
-def _run(engine: Any, prompt: str, settings: Settings, methods: tuple[str, ...] = ()) -> Trace:
-    """One finished run, by the page's usual methods, as far as they are available, if none are
-    named."""
-    methods = methods or tuple(n for n in CHOSEN if engine.methods[n].available)
+def _recorded_heads(folder: Path) -> set[str]:
+    """The heads (by sha256) that contemplated in the recorded runs of a folder."""
+    load.cache_clear()  # they were written just now
+    traces = (load(example.name, folder) for example in EXAMPLES)
+    return {head for trace in traces if trace for head in heads(trace)}
+
+
+def _run(engine: Any, prompt: str, settings: Settings, methods: tuple[str, ...]) -> Trace:
+    """One finished run."""
     *_, last = engine.compare(prompt, settings, methods)
     return last.trace
 
@@ -93,21 +104,25 @@ def _run(engine: Any, prompt: str, settings: Settings, methods: tuple[str, ...] 
 def usual(
     engine: Any, questions: Path, limit: int, settings: Settings
 ) -> dict[str, list[GroupUse]]:
-    """Average expert weights of ConFu by task group, by the head's sha256."""
+    """Average expert weights by task group of every head that contemplates, by its sha256."""
     from confu_core.bench.questions import load_questions, spread
 
-    rounds: dict[str, list[RoundRecord]] = {}
-    sha256 = None
+    methods = tuple(n for n, info in engine.methods.items() if info.contemplates and info.available)
+    if not methods:
+        return {}
+    rounds: dict[str, dict[str, list[RoundRecord]]] = {}  # head, group
     chosen = spread(load_questions(questions), limit)
     for number, question in enumerate(chosen, 1):
-        trace = _run(engine, question.turns[0], settings, ("confu",))
-        lane = trace.lanes["confu"]
-        sha256 = lane.head.sha256 if lane.head else sha256
-        rounds.setdefault(question.group, []).extend(lane.rounds[1:])
-        _tell(f"{number}/{len(chosen)} {question.group}: tau {lane.tau:.2f}")
-    if sha256 is None:
-        return {}
-    return {sha256: [_use(group, records) for group, records in sorted(rounds.items())]}
+        trace = _run(engine, question.turns[0], settings, methods)
+        for lane in trace.lanes.values():
+            groups = rounds.setdefault(lane.head.sha256, {})
+            groups.setdefault(question.group, []).extend(lane.rounds[1:])
+        taus = ", ".join(f"{name} {lane.tau:.2f}" for name, lane in trace.lanes.items())
+        _tell(f"{number}/{len(chosen)} {question.group}: tau {taus}")
+    return {
+        head: [_use(group, records) for group, records in sorted(groups.items())]
+        for head, groups in rounds.items()
+    }
 
 
 def _use(group: str, records: list[RoundRecord]) -> GroupUse:

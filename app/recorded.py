@@ -29,18 +29,16 @@ def load(name: str, folder: Path = FOLDER) -> Trace | None:
         return None
 
 
-def map_of(engine: Any, trace: Trace) -> dict[str, dict[str, Any]]:
-    """The map of each head in a trace that the engine has loaded, by its sha256, as plain data. A
-    trace may come from other heads than those in use now."""
-    found = {}
-    for name, lane in trace.lanes.items():
-        basis = engine.bases.get(name)
-        if basis is None or lane.head is None:
-            continue
-        if engine.method(name).checkpoint.sha256 == lane.head.sha256:
-            points = [list(point) for point in basis.points]
-            found[lane.head.sha256] = {"explained": list(basis.explained), "points": points}
-    return found
+def maps_of(engine: Any) -> dict[str, dict[str, Any]]:
+    """The maps of the heads that an engine has loaded, by the heads' sha256, as plain data."""
+    return {
+        engine.method(name).checkpoint.sha256: {
+            "explained": list(basis.explained),
+            "points": [list(point) for point in basis.points],
+        }
+        for name, basis in engine.bases.items()
+        if basis is not None
+    }
 
 
 @cache
@@ -67,7 +65,7 @@ def reference(
 ) -> Reference:
     """What a trace is compared with: what was recorded of a head (by sha256; None: the first of
     which anything is known), and that head's map if it is loaded now."""
-    loaded = map_of(engine, trace) if engine is not None else {}
+    loaded = maps_of(engine) if engine is not None else {}
     for lane in trace.lanes.values():
         contemplates = any(r.contemplate_router or r.future for r in lane.rounds)
         if lane.head is None or not contemplates or head not in (None, lane.head.sha256):

@@ -399,17 +399,32 @@ class Runs:
 
     # ---- The public endpoint -------------------------------------------------------------------
 
-    def compare(self, prompt: str, settings: Settings, trace: bool = False) -> dict[str, Any]:
-        """All available methods on one prompt, as plain JSON; with the whole trace if asked.
+    def compare(
+        self,
+        prompt: str,
+        settings: Settings,
+        trace: bool = False,
+        methods: Sequence[str] = (),
+    ) -> dict[str, Any]:
+        """One prompt by the named methods (none named: the usual ones that are available), as plain
+        JSON; with the whole trace if asked.
 
         Raises:
-            ConFuError: a prompt or settings that cannot be run, or an engine that did not load.
+            ConFuError: a prompt, settings or methods that cannot be run, or an engine that did not
+                load.
         """
+        if unknown := set(methods) - set(METHODS):
+            raise SettingsError(
+                f"There is no method {', '.join(sorted(unknown))}. Choose of {', '.join(METHODS)}."
+            )
         self.slot.start()
         self.slot.wait()
         if self.slot.engine is None:
             raise ConFuError(self._model_sentence("en"))
-        usable, _ = self._usable(CHOSEN)
+        usable, missing = self._usable(methods or CHOSEN)
+        if methods and missing:
+            reasons = " ".join(missing).rstrip(".")
+            raise SettingsError(f"A method that was asked for cannot run: {reasons}.")
         *_, last = _raised(self._computing("", prompt, settings, usable, None))
         answer = result_of(last.trace)
         return {**answer, "trace": to_plain(last.trace)} if trace else answer

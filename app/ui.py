@@ -57,7 +57,7 @@ const host = {
   openFile: (text) => trigger('opened', { text }),
   share: (state) => shareLink(state),
 };
-function shareLink({ header, step, language, panels, prompt }) {
+function shareLink({ header, step, phase, language, panels, hidden, prompt }) {
   const query = new URLSearchParams();
   const preset = Object.entries(PRESETS).find(([, text]) => header && text === header.prompt);
   if (preset) query.set('preset', preset[0]);
@@ -67,7 +67,7 @@ function shareLink({ header, step, language, panels, prompt }) {
       if (field in header.settings) query.set(name, header.settings[field]);
     }
     query.set('step', step);
-    panels.forEach((name, i) => query.set('ab'[i], name));
+    if (phase) query.set('phase', PHASES[phase - 1]);
   }
   if (header) {
     const lanes = Object.values(header.lanes);
@@ -78,12 +78,15 @@ function shareLink({ header, step, language, panels, prompt }) {
     if (changed && changed.intervention.expert !== null) {
       query.set('expert', changed.intervention.expert + 1);
     }
+    // Plain decoding has no tree, and a lane that the link cannot ask for has none either.
+    const tree = (name) => header.lanes[name].method !== 'plain';
+    panels.filter((name) => tree(name) && (name !== 'changed' || changed))
+      .forEach((name, i) => query.set('ab'[i], name));
   }
   query.set('lang', language);
-  for (const name of ['hide', '__theme']) {
-    const kept = new URLSearchParams(location.search).get(name);
-    if (kept) query.set(name, kept);
-  }
+  if (hidden.length) query.set('hide', hidden.join());
+  const theme = new URLSearchParams(location.search).get('__theme');
+  if (theme) query.set('__theme', theme);
   return `${location.origin}${location.pathname}?${query}`;
 }
 const mounted = bundle()(element, ASSETS, host);
@@ -105,6 +108,7 @@ def step_player() -> gr.HTML:
         f"const PRESETS = {player.as_script(presets)};",
         f"const FIELDS = {player.as_script(fields)};",
         f"const CHOSEN = {player.as_script(CHOSEN)};",
+        f"const PHASES = {player.as_script(links.PHASES)};",
         _MOUNT,
     ]
     return gr.HTML(
@@ -218,17 +222,23 @@ class _Page:
             self._settings()
         with gr.Row(elem_id="state"):
             self.progress = gr.HTML(progress.line(""), elem_id="progress", scale=4)
+            self.reveal = self.words(
+                gr.Button(en("form.reveal"), size="sm", elem_id="reveal", scale=0, visible=False),
+                value="form.reveal",
+            )
             self.model = gr.HTML(progress.line(""), elem_id="model", scale=2, min_width=240)
         self.player = step_player()
-        with gr.Tabs(elem_id="charts"):
-            with gr.Tab(en("tab.lesson")) as tab:
+        # Tabs wrap: Gradio's menu for what has no room would show hidden ones, and hide the rest.
+        with gr.Tabs(elem_id="charts", overflow_behavior="wrap") as self.tabs:
+            with gr.Tab(en("tab.lesson"), id="lesson", elem_id="tab-lesson") as tab:
                 self.lesson = gr.HTML(lesson.body(DEFAULT))
             self.words(tab, label="tab.lesson")
             self.charts = [
-                *self._tab("tab.experts", 4 * MOST_HEADS),
-                *self._tab("tab.futures", MOST_HEADS),
-                *self._tab("tab.speed", 2),
+                *self._tab("experts", 4 * MOST_HEADS),
+                *self._tab("futures", MOST_HEADS),
+                *self._tab("speed", 2),
             ]
+        self.hiding = gr.HTML()  # the style that hides what a link wants hidden of the page
         self.timer = gr.Timer(1.0, active=False)  # the page must know its language first
 
     def _settings(self) -> None:
@@ -310,15 +320,15 @@ class _Page:
             component = gr.Slider(field.low, field.high, field.default, step=field.step, **options)
         return self.words(component, label=f"field.{field.name}")
 
-    def _tab(self, key: str, count: int) -> list[tuple[Any, Any, Any]]:
+    def _tab(self, name: str, count: int) -> list[tuple[Any, Any, Any]]:
         """A tab with `count` charts, each a sentence, a plot and a table."""
-        with gr.Tab(say(DEFAULT, key)) as tab:
+        with gr.Tab(say(DEFAULT, f"tab.{name}"), id=name, elem_id=f"tab-{name}") as tab:
             charts = []
             for _ in range(count):
                 sentence = gr.HTML(elem_classes="chart-sentence")
                 plot = gr.Plot(show_label=False, container=False, visible=False)
                 charts.append((sentence, plot, gr.HTML()))
-        self.words(tab, label=key)
+        self.words(tab, label=f"tab.{name}")
         return charts
 
     # ---- Wiring --------------------------------------------------------------------------------
@@ -344,7 +354,7 @@ class _Page:
             None,
             [
                 *(self.player, self.progress, self.model, self.language, *form),
-                *(self.change, self.expert, *self._worded()),
+                *(self.change, self.expert, self.hiding, self.tabs, *self._worded()),
             ],
             **quiet,
         )
@@ -397,6 +407,13 @@ class _Page:
             self.on_language, self.language, [self.player, self.model, *self._worded()], **quiet
         )
         follow(spoken)
+        self.reveal.click(
+            self.on_reveal,
+            self.language,
+            [self.player, self.hiding, self.reveal],
+            queue=False,
+            **quiet,
+        )
         ticked = self.timer.tick(*ticking, queue=False, **quiet)
         ticked.then(*counting, queue=False, **quiet)
         demo.unload(self.on_unload)
@@ -410,7 +427,8 @@ class _Page:
     def _worded(self) -> list[Any]:
         return [self.head, self.lesson, *(component for component, _ in self.texts)]
 
-    def _spoken(self, language: str) -> list[Any]:
+    def _spoken(self, language: str, hide: tuple[str, ...] = ()) -> list[Any]:
+        """Every string in a language; if a link hides something, the button that undoes it too."""
         updates: list[Any] = [lesson.head(language), lesson.body(language)]
         for component, keys in self.texts:
             fresh = {name: say(language, key) for name, key in keys.items()}
@@ -418,6 +436,8 @@ class _Page:
                 fresh["choices"] = self._changes(language)
             if component is self.methods:
                 fresh["choices"] = [(say(language, f"method.{name}"), name) for name in METHODS]
+            if component is self.reveal and hide:
+                fresh["visible"] = True
             updates.append(gr.update(**fresh))
         return updates
 
@@ -434,13 +454,16 @@ class _Page:
         prompt = link.prompt or next((e.prompt for e in EXAMPLES if e.name == first), "")
         session = request.session_hash
         if self.runs.store.get(session):  # a quick visitor has pressed Run already
-            return [gr.skip()] * (8 + len(FIELDS) + len(self._worded()))
+            return [gr.skip()] * (10 + len(FIELDS) + len(self._worded()))
         if trace:
+            link = links.within(link, trace)
             message = self.runs.show(session, trace, "recorded", link.step)
         else:
             message = wire.speak(uuid.uuid4().hex, language, link.step)
         numbers = [gr.update(value=link.numbers.get(f.name, f.default)) for f in FIELDS]
         line = progress.line(lesson.question(language, first) if trace else "")
+        tabs = [name for name in links.TABS if name not in link.hide]
+        untouched = [gr.skip() for _ in self._worded()]
         notices = [
             say(language, key, names=", ".join(names))
             for names, key in ((link.clamped, "link.clamped"), (link.ignored, "link.ignored"))
@@ -449,7 +472,7 @@ class _Page:
         if notices:
             line = progress.line(" ".join(notices))
         return [
-            wire.dress(message, language, link.hide, link.panels),
+            wire.dress(message, language, link.hide, link.panels, link.phase),
             line,
             self.runs.model_line(language),
             language,
@@ -458,11 +481,15 @@ class _Page:
             *numbers,
             gr.update(value=link.change) if link.change else gr.skip(),
             gr.update(value=link.expert or 1, visible="expert" in (link.change or "")),
-            *(self._spoken(language) if language != DEFAULT else self._untouched()),
+            lesson.hiding([part for name, part in links.PAGE_PARTS.items() if name in link.hide]),
+            gr.update(selected=tabs[0]) if tabs else gr.skip(),
+            *(self._spoken(language, link.hide) if language != DEFAULT or link.hide else untouched),
         ]
 
-    def _untouched(self) -> list[Any]:
-        return [gr.skip() for _ in self._worded()]
+    def on_reveal(self, language: str) -> list[Any]:
+        """Everything that a link has hidden comes back."""
+        message = wire.speak(uuid.uuid4().hex, language, hide=())
+        return [message, lesson.hiding([]), gr.update(visible=False)]
 
     def on_tick(self, language: str, request: gr.Request) -> tuple[Any, Any, Any]:
         """Loading progress and the place in the line, until there is nothing more to tell."""
@@ -606,8 +633,9 @@ class _Page:
         depth: int = 5,
         top_k: int = 8,
         trace: bool = False,
+        methods: str = "",
     ) -> dict:
-        """Decode one prompt by every available method and compare what they wrote and what it cost.
+        """Decode one prompt by several methods and compare what they wrote and what it cost.
 
         Args:
             prompt: What to answer, as a user would type it.
@@ -618,6 +646,8 @@ class _Page:
             depth: Drafting steps per round.
             top_k: Branches kept per drafting step.
             trace: Whether to add every round's tree, acceptance, experts and future token.
+            methods: Which of plain, eagle3, confu, confu-plus, with commas between; empty means
+                the first three, as far as they have a head.
 
         Returns:
             prompt, settings, target, identical (all methods wrote the same tokens), and methods:
@@ -634,6 +664,7 @@ class _Page:
             top_k=top_k,
         )
         try:
-            return self.runs.compare(prompt, settings, trace)
+            named = [name.strip() for name in methods.split(",") if name.strip()]
+            return self.runs.compare(prompt, settings, trace, named)
         except ConFuError as error:
             raise gr.Error(html.escape(str(error)), print_exception=False) from error

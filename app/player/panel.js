@@ -127,6 +127,8 @@ const confuPanel = (({ el, token, sign, sentence, memory }, layout, story, tree,
         guess: guessed && new Set(guessed),
       });
       drawn = new Set(drawing.boxes.filter((box) => box.kind === "node").map((box) => box.node));
+      // How much is folded away stands on the button that shows it.
+      if (drawn.size < size) part.expand.textContent = say("panel.expand_more", { n: size - drawn.size });
       const place = `${record.index}/${narrow}/${expanded}`;
       if (canvas.dataset.place !== place) stage.later(() => showEnd(drawing));
       canvas.dataset.place = place;

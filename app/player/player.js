@@ -3,6 +3,7 @@
 function confuPlayer(element, assets, host) {
   const { el, icon, sign, ask, memory } = confuDom;
   const layout = confuLayout;
+  const { LANDING } = confuState;
   const PHASES = ["draft", "check", "accept", "append"];
   const PHASE_TIME = [1100, 800, 1000, 700]; // milliseconds at speed 1
   const STILL_TIME = 1800; // per round where the reader wants no motion
@@ -173,6 +174,10 @@ function confuPlayer(element, assets, host) {
       panels = {};
     }
     if (message.kind === "error") notify(message.message);
+    if (state.beyond !== null) {
+      notify(say("link.beyond", { step: state.beyond, end: state.limit() }));
+      state.beyond = null;
+    }
     invalidate();
   }
 
@@ -192,7 +197,7 @@ function confuPlayer(element, assets, host) {
   function goTo(position) {
     if (!state.run) return;
     stopPlaying();
-    state.moveTo(position, view.predict.on ? 1 : 4);
+    state.moveTo(position, view.predict.on ? 1 : LANDING);
     announce();
   }
 
@@ -201,7 +206,7 @@ function confuPlayer(element, assets, host) {
     // A round of plain decoding has no place on the slider of rounds: go by the text.
     if (!state.isTree(lane) && state.treeLanes().length && view.align !== "text") state.setAlign("text");
     view.pinned = false;
-    state.moveTo(view.align === "text" ? layout.starts(lane.rounds)[index] : index, 4);
+    state.moveTo(view.align === "text" ? layout.starts(lane.rounds)[index] : index, LANDING);
     if (node !== undefined) select({ lane: lane.name, round: index, node }, true);
     announce();
   }
@@ -210,7 +215,7 @@ function confuPlayer(element, assets, host) {
     stopPlaying();
     state.hold();
     view.follow = state.run && state.run.state === "running";
-    view.phase = 4;
+    view.phase = LANDING;
     invalidate();
   }
 
@@ -528,7 +533,10 @@ function confuPlayer(element, assets, host) {
   function linkTo(prompt) {
     const { run } = state;
     const shown = view.solo ? [view.solo] : view.shown;
-    return host.share({ header: run && run.header, step: state.place(), language: speech.language, panels: shown, prompt });
+    return host.share({
+      header: run && run.header, step: state.place(), phase: view.phase === LANDING ? null : view.phase,
+      language: speech.language, panels: shown, hidden: [...view.hidden], prompt,
+    });
   }
 
   /** A link to a recorded run is copied at once; for one's own run the dialog asks first. */

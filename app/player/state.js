@@ -5,12 +5,18 @@
 // through the rounds asks nobody.
 
 const confuState = ((layout) => {
+  // Where a reader who moves through the rounds lands: the last phase, not the one before, in which the
+  // path is accepted. The tree looks the same in both; but only now the round's tokens stand in the
+  // text, so that a node and its token can mark one another, the gain is told, and a smaller tree can
+  // be tried. The three phases before are one click away.
+  const LANDING = 4;
+
   function create() {
     const view = {
       position: 0,
       follow: true, // the newest round, until the reader moves
       align: "round",
-      phase: 4, // 1 draft, 2 check, 3 accept, 4 append
+      phase: LANDING, // 1 draft, 2 check, 3 accept, 4 append
       selected: null, // {lane, round, node}; node is a number, "bonus", or null for the whole round
       pinned: false,
       shown: [], // names of the lanes on show, at most two
@@ -22,7 +28,9 @@ const confuState = ((layout) => {
       predict: { on: false, guess: {}, right: 0, asked: 0, counted: new Set() },
       hidden: new Set(), // parts that a lesson hides
     };
-    const state = { run: null, view, pending: null };
+    // What a link asks for: the round (pending) and the phase (opening) at which the next run that
+    // nobody has scrubbed opens; beyond: the round that it asked for, if the run ended before.
+    const state = { run: null, view, pending: null, opening: null, beyond: null };
 
     // ---- Messages ----------------------------------------------------------------------------
 
@@ -30,6 +38,7 @@ const confuState = ((layout) => {
     state.receive = (message) => {
       if (Array.isArray(message.hide)) view.hidden = new Set(message.hide);
       if (Array.isArray(message.panels)) state.wanted = message.panels;
+      if (message.phase) state.opening = message.phase;
       if (message.kind === "reset") begin(message, "running");
       else if (message.kind === "step") return advance(message);
       else if (message.kind === "full") return replace(message);
@@ -44,7 +53,7 @@ const confuState = ((layout) => {
       const header = message.trace;
       const lanes = Object.entries(header.lanes).map(([name, lane]) => ({ ...lane, name, rounds: lane.rounds.slice() }));
       state.run = { id: message.run, seq: message.seq, broken: false, source: message.source, state: progress, header, lanes };
-      Object.assign(view, { position: 0, follow: true, phase: 4, selected: null, pinned: false, open: {}, budget: {} });
+      Object.assign(view, { position: 0, follow: true, phase: LANDING, selected: null, pinned: false, open: {}, budget: {} });
       Object.assign(view.predict, { guess: {}, right: 0, asked: 0, counted: new Set() });
       const names = state.panelLanes().map((lane) => lane.name);
       const asked = (state.wanted || []).filter((name) => names.includes(name));
@@ -77,15 +86,22 @@ const confuState = ((layout) => {
         for (const lane of run.lanes) Object.assign(lane, message.trace.lanes[lane.name]);
       } else {
         begin(message, message.state);
-        view.follow = false;
-        view.position = Math.min(message.position ?? state.bestRound(), state.limit());
+        open(message.position ?? state.bestRound());
       }
-      if (state.pending !== null && view.follow) {
-        view.position = Math.min(state.pending, state.limit());
-        view.follow = false;
+      if (view.follow && (state.pending !== null || state.opening)) {
+        open(state.pending ?? state.bestRound());
         state.pending = null;
       }
       return !same;
+    }
+
+    /** Open a finished run at a round, and in the phase that a link asked for. */
+    function open(position) {
+      view.follow = false;
+      view.position = Math.min(position, state.limit());
+      view.phase = state.opening || LANDING;
+      state.beyond = position > state.limit() ? position : null;
+      state.opening = null;
     }
 
     // ---- Lanes and rounds ----------------------------------------------------------------------
@@ -133,7 +149,7 @@ const confuState = ((layout) => {
     };
 
     /** Nothing of a round without a tree happens in phases. */
-    state.phaseOf = (record) => (record.tree.token_ids.length > 1 && !view.follow ? view.phase : 4);
+    state.phaseOf = (record) => (record.tree.token_ids.length > 1 && !view.follow ? view.phase : LANDING);
 
     // ---- Moves ---------------------------------------------------------------------------------
 
@@ -221,7 +237,7 @@ const confuState = ((layout) => {
         state.hold();
         if (view.position === 0) view.position = Math.min(1, state.limit());
       }
-      view.phase = view.predict.on ? 1 : 4;
+      view.phase = view.predict.on ? 1 : LANDING;
     };
 
     /** The learner expects the target to agree down to `node` and no further. */
@@ -234,13 +250,13 @@ const confuState = ((layout) => {
         predict.asked += 1;
         if (node === last) predict.right += 1;
       }
-      view.phase = 4;
+      view.phase = LANDING;
     };
 
     return state;
   }
 
-  return { create };
+  return { create, LANDING };
 })(typeof confuLayout === "undefined" ? require("./layout.js") : confuLayout);
 
 if (typeof module !== "undefined") module.exports = confuState;

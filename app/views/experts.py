@@ -74,8 +74,12 @@ def usual_chart(
     lanes = of_head(trace, head).values()
     lane = next((lane for lane in lanes if _rounds(lane, router)), None)
     uses = [use for use in reference.usual if getattr(use, router)]
-    if lane is None or not uses:
-        return Chart(None, say(language, "experts.no_usual") if router == ROUTERS[0] else "")
+    if lane is None:
+        return Chart(None, "")
+    if not uses:  # said once, not for each router
+        first = next(name for name in ROUTERS if _rounds(lane, name))
+        said = say(language, "experts.no_usual", method=lane_name(lane, language))
+        return Chart(None, said if router == first else "")
     columns = list(
         zip(*(_weights(record, router) for record in _rounds(lane, router)), strict=True)
     )

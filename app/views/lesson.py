@@ -12,6 +12,12 @@ def head(language: str) -> str:
     return f"<div class='page-head'><h1>{title}</h1><p>{lead}</p></div>"
 
 
+def hiding(selectors: list[str]) -> str:
+    """A style element that hides these parts of the page."""
+    rule = f"{', '.join(selectors)} {{ display: none !important; }}"
+    return f"<style>{rule}</style>" if selectors else ""
+
+
 def question(language: str, example: str) -> str:
     """What to look at in a recorded example, as plain text."""
     return say(

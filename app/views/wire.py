@@ -54,20 +54,32 @@ def error(run: str, seq: int, message: str) -> str:
     return _pack(run=run, seq=seq, kind="error", message=message)
 
 
-def speak(run: str, language: str, step: int | None = None) -> str:
-    """Change the player's language. `step`: the round at which the next finished run opens."""
+def speak(
+    run: str, language: str, step: int | None = None, hide: Sequence[str] | None = None
+) -> str:
+    """Change the player's language. `step`: the round at which the next finished run opens. `hide`:
+    the parts that are hidden from now on; None leaves them."""
     return _pack(
         run=run,
         seq=0,
         kind="language",
         language=language,
         **({} if step is None else {"step": step}),
+        **({} if hide is None else {"hide": list(hide)}),
     )
 
 
-def dress(message: str, language: str, hide: Sequence[str], panels: Sequence[str]) -> str:
-    """The same message, which also sets the language, hides parts and chooses the panels."""
+def dress(
+    message: str,
+    language: str,
+    hide: Sequence[str],
+    panels: Sequence[str],
+    phase: int | None = None,
+) -> str:
+    """The same message, which also sets the language, hides parts and chooses the panels. `phase`
+    (1 to 4): where the next run opens."""
     extra = {"language": language, "hide": list(hide), "panels": list(panels)}
+    extra |= {} if phase is None else {"phase": phase}
     return json.dumps({**json.loads(message), **extra}, separators=(",", ":"))
 
 

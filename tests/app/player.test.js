@@ -278,6 +278,20 @@ test("a link's step is used by the next run that nobody scrubbed", () => {
   assert.strictEqual(state.view.position, 1);
 });
 
+test("a link's phase is the next run's, and a step beyond the end is told", () => {
+  const rounds = [round(0, [1]), round(1, [2]), round(2, [3])];
+  const full = (run, more) => ({ run, seq: 9, kind: "full", state: "finished", source: { kind: "live" }, trace: header({ confu: rounds }), ...more });
+  const state = started();
+  state.receive({ run: "x", seq: 0, kind: "language", language: "en", step: 9, phase: 1, hide: ["card"] });
+  assert.deepStrictEqual([state.beyond, [...state.view.hidden]], [null, ["card"]]);
+  state.receive(full("r"));
+  assert.deepStrictEqual([state.view.position, state.view.phase, state.beyond], [2, 1, 9]);
+  state.receive(full("s", { position: 1, phase: 3 }));
+  assert.deepStrictEqual([state.view.position, state.view.phase, state.beyond], [1, 3, null]);
+  state.receive(full("t", { hide: [] }));
+  assert.deepStrictEqual([state.view.phase, state.view.hidden.size], [states.LANDING, 0]);
+});
+
 test("in order of time a lane stands where its clock stands", () => {
   const state = states.create();
   const slow = [round(0, [1]), round(1, [2]), round(2, [3])];

@@ -64,5 +64,5 @@ def test_mcp(site):
     assert address in blocks("python")[1]
     printed = run([sys.executable, "-c"], blocks("python")[1], site)
     first, _, rest = printed.partition("\n")
-    assert "compare - Decode one prompt by every available method" in first
+    assert "compare - Decode one prompt by several methods" in first
     assert '"identical": true' in rest.replace("True", "true").replace("'", '"')

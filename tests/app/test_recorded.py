@@ -3,13 +3,17 @@
 import json
 
 import pytest
-from fake_engine import FakeEngine
+from fake_engine import HEAD, PLUS, FakeBasis, FakeEngine
 
 from app import record, recorded
 from app.lessons import EXAMPLES
 from app.views import experts
+from app.views.chart import heads
 from app.views.reference import Reference
-from confu_core.trace import Trace
+from confu_core.trace import Settings, Trace
+
+# ConFu's head and ConFu+'s, each with a map of its own.
+BASES = {"confu": FakeBasis(), "confu-plus": FakeBasis(explained=(0.4, 0.3))}
 
 
 @pytest.fixture
@@ -22,8 +26,8 @@ def folder(tmp_path):
     questions.write_text("\n".join(map(json.dumps, rows)))
     out = tmp_path / "examples"
     options = ["sky", "code", "--out", str(out), "--max-new-tokens", "20"]
-    record.write(FakeEngine(), record.parse([*options, "--questions", str(questions)]))
-    recorded.known.cache_clear()
+    engine = FakeEngine(bases=dict(BASES))
+    record.write(engine, record.parse([*options, "--questions", str(questions)]))
     return out
 
 
@@ -48,7 +52,7 @@ def test_the_reference_belongs_to_a_head(folder):
     assert [use.group for use in found.usual] == ["mt_bench", "qa"]
     assert all(sum(use.future) == pytest.approx(1, abs=0.01) for use in found.usual)
     other = json.loads((folder / "code.json").read_text())
-    other["lanes"]["confu"]["head"]["sha256"] = "1" * 64
+    other["lanes"]["confu"]["head"]["sha256"] = "2" * 64
     assert recorded.reference(Trace.from_json(json.dumps(other)), folder=folder) == Reference()
 
 
@@ -59,6 +63,55 @@ def test_a_run_is_compared_with_the_usual(folder):
         chart = experts.usual_chart(trace, router, "en", found)
         assert len(chart.figure.data[0].z) == 3 and "by task group" in chart.sentence
     assert experts.usual_chart(trace, "future", "en", Reference()).figure is None
+
+
+def two_heads() -> Trace:
+    """A run of both heads that contemplate, as the page makes it without a recording."""
+    settings = Settings(max_new_tokens=20)
+    *_, last = FakeEngine().compare("two heads", settings, ("plain", "confu", "confu-plus"))
+    return last.trace
+
+
+def test_every_head_that_contemplates_has_a_reference_of_its_own(folder):
+    trace = two_heads()
+    assert heads(trace) == [HEAD, PLUS]
+    for head, explained, lane in ((HEAD, (0.21, 0.12), "ConFu"), (PLUS, (0.4, 0.3), "ConFu+")):
+        found = recorded.reference(trace, folder=folder, head=head)
+        assert found.explained == explained and len(found.points) == 120
+        assert [use.group for use in found.usual] == ["mt_bench", "qa"]
+        for router in experts.ROUTERS:
+            chart = experts.usual_chart(trace, router, "en", found, head)
+            assert chart.figure.layout.title.text.startswith(f"{lane} ·")
+    first, second = (recorded.known(folder)[head]["usual"] for head in (HEAD, PLUS))
+    assert first != second
+    assert (folder / recorded.REFERENCE).stat().st_size < 100_000
+
+
+def test_a_head_without_a_reference_shows_one_line_that_says_so(folder):
+    entries = recorded.known(folder)
+    del entries[PLUS]
+    (folder / recorded.REFERENCE).write_text(json.dumps(entries))
+    recorded.known.cache_clear()
+    trace = two_heads()
+    found = recorded.reference(trace, folder=folder, head=PLUS)
+    charts = [experts.usual_chart(trace, router, "en", found, PLUS) for router in experts.ROUTERS]
+    assert [chart.figure for chart in charts] == [None, None]
+    said = "No usual weights of this ConFu+ head were recorded to compare with."
+    assert [chart.sentence for chart in charts] == [said, ""]
+
+
+def test_recording_again_keeps_what_is_needed_and_drops_heads_that_are_gone(folder):
+    usual = recorded.known(folder)[PLUS]["usual"]
+    entries = recorded.known(folder) | {"9" * 64: {"usual": []}}
+    (folder / recorded.REFERENCE).write_text(json.dumps(entries))
+    recorded.known.cache_clear()
+    options = record.parse(["sky", "--out", str(folder), "--max-new-tokens", "8"])
+    record.write(FakeEngine(bases=dict(BASES)), options)
+    assert set(recorded.known(folder)) == {HEAD, PLUS}
+    assert recorded.known(folder)[PLUS]["usual"] == usual
+    # ConFu's head stays for the recorded runs, though this engine has no map of it.
+    record.write(FakeEngine(bases={}), options)
+    assert set(recorded.known(folder)) == {HEAD}
 
 
 def test_unknown_names_are_refused(capsys):

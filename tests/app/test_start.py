@@ -44,21 +44,15 @@ def test_a_model_of_ones_own_stands_beside_the_presets(start, option):
     assert names(start, option, "some/where") == ["own", *PRESETS]
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    """A tiny target, a head of ours for it, and the same head as others publish it."""
-    from confu_core.checkpoints import save_checkpoint
+@pytest.fixture
+def published(folders, tmp_path):
+    """The folder's EAGLE-3 head as others publish it."""
     from confu_core.compare import load_target
     from confu_core.published import export_head
-    from tests.fakes import tiny_head, tiny_model, tiny_tokenizer
 
-    root = tmp_path_factory.mktemp("models")
-    tiny_model().save_pretrained(root / "target")
-    tiny_tokenizer().save_pretrained(root / "target")
-    target = load_target(str(root / "target"), "cpu", "float32", lambda message, fraction: None)
-    save_checkpoint(root / "eagle3", tiny_head(target), None, target, {})
-    export_head(root / "eagle3", root / "published", "specforge", target)
-    return root
+    target = load_target(str(folders / "target"), "cpu", "float32", lambda message, fraction: None)
+    export_head(folders / "eagle3", tmp_path / "published", "specforge", target)
+    return tmp_path / "published"
 
 
 def loaded(start, *arguments):
@@ -67,8 +61,10 @@ def loaded(start, *arguments):
     return first.load(lambda message, fraction: None)
 
 
-def test_a_target_with_a_published_head_loads_with_the_taps_that_were_named(start, folders):
-    own = ["--target", str(folders / "target"), "--eagle3", str(folders / "published")]
+def test_a_target_with_a_published_head_loads_with_the_taps_that_were_named(
+    start, folders, published
+):
+    own = ["--target", str(folders / "target"), "--eagle3", str(published)]
     engine = loaded(start, *own, "--taps", "input:1,3,6", "--dtype", "bfloat16")
     assert [n for n, info in engine.methods.items() if info.available] == ["plain", "eagle3"]
     assert engine.method("eagle3").checkpoint.head.shape.tap_layers == (1, 3, 6)

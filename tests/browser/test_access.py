@@ -52,7 +52,7 @@ def test_every_node_has_words(visit):
 
 
 def test_narrow_page_without_motion_in_german(visit):
-    page = visit("?lang=de", width=390, reduced_motion="reduce")
+    page = visit("?lang=de", width=390, still=True)
     page.wait_for_selector(".cfx-badge-recorded")
     page.wait_for_selector(".cfx-narrow")
     expect(page.get_by_role("button", name="Start", exact=True)).to_have_count(1)
@@ -94,7 +94,7 @@ CUT = """() => {
 @pytest.mark.parametrize("language", ["en", "de", "fr", "it", "zh"])
 def test_at_200_percent_zoom_nothing_is_cut(visit, language):
     # A window of 1280 x 900 at 200 %: half the CSS pixels, each twice as large.
-    page = visit(f"?lang={language}&step=7", width=640, height=450, device_scale_factor=2)
+    page = visit(f"?lang={language}&step=7", width=640, height=450, pixels=2)
     page.wait_for_selector(".cfx-badge-recorded")
     page.locator("[data-lane=confu] .cfx-node.cfx-is-accepted").first.click()
     page.wait_for_selector(".cfx-card.cfx-is-accepted")

@@ -22,7 +22,7 @@ def streamed(page) -> None:
 
 @pytest.mark.alone
 def test_no_long_task_while_streaming_sixty_nodes(visit):
-    page = visit("?nodes=60&tokens=48")
+    page = visit("?nodes=60&tokens=48", apart=True)  # tracing is the browser's
     page.locator("#model", has_text="ready").wait_for()
     longest = []
     for _ in range(ATTEMPTS):
@@ -57,7 +57,7 @@ def quick():
 
 @pytest.mark.alone
 def test_memory_is_flat_over_fifty_runs(visit, quick):
-    page = visit("?tokens=8", url=quick.url)
+    page = visit("?tokens=8", url=quick.url, apart=True)
     page.locator("#model", has_text="ready").wait_for()
     page.evaluate(
         "window.ended = 0;"

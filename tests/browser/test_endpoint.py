@@ -44,12 +44,36 @@ def test_only_the_endpoint_is_public(quick):
     names = [p["parameter_name"] for p in info["named_endpoints"]["/compare"]["parameters"]]
     assert names == [
         "prompt", "max_new_tokens", "temperature", "seed", "nodes", "depth", "top_k",
-        "trace",
+        "trace", "methods",
     ]  # fmt: skip
+
+
+def test_a_program_names_the_methods(quick):
+    client = gradio_client.Client(quick.url, verbose=False)
+    answer = client.predict(
+        "Why?", max_new_tokens=12, methods="confu-plus, plain", api_name="/compare"
+    )
+    assert list(answer["methods"]) == ["plain", "confu-plus"] and answer["identical"] is True
+    usual = client.predict("Why?", max_new_tokens=12, api_name="/compare")
+    assert list(usual["methods"]) == ["plain", "eagle3", "confu"]
+
+
+def test_a_method_without_a_head_is_an_error_only_if_it_was_named():
+    site = Site(pause=0.0, unavailable=("confu",))
+    try:
+        client = gradio_client.Client(site.url, verbose=False)
+        usual = client.predict("Why?", max_new_tokens=4, api_name="/compare")
+        assert list(usual["methods"]) == ["plain", "eagle3"]
+        with pytest.raises(Exception, match="No checkpoint was found"):
+            client.predict("Why?", methods="confu", api_name="/compare")
+    finally:
+        site.close()
 
 
 def test_errors_reach_the_caller(quick):
     client = gradio_client.Client(quick.url, verbose=False)
+    with pytest.raises(Exception, match="no method junk"):
+        client.predict("Why?", methods="plain,junk", api_name="/compare")
     with pytest.raises(Exception, match="between"):
         client.predict("Why?", 24, 0.0, 0, 0, 4, 6, api_name="/compare")
     with pytest.raises(Exception, match="empty"):
@@ -58,7 +82,7 @@ def test_errors_reach_the_caller(quick):
 
 def test_compare_by_plain_http(quick):
     url = f"{quick.url}gradio_api/call/compare"
-    body = json.dumps({"data": ["Why?", 16, 0.0, 0, 20, 4, 6, False]}).encode()
+    body = json.dumps({"data": ["Why?", 16, 0.0, 0, 20, 4, 6, False, ""]}).encode()
     request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
     event = json.load(urllib.request.urlopen(request, timeout=30))["event_id"]
     stream = urllib.request.urlopen(f"{url}/{event}", timeout=60).read().decode()

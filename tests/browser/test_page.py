@@ -10,7 +10,14 @@ import pytest
 from busy import starvation
 from fake_engine import make_trace
 from fake_site import Site, recorded, run_prompt, wait_finished
-from waiting import expect, expect_last_round, expect_live_rounds, expect_round, requests_of
+from waiting import (
+    eventually,
+    expect,
+    expect_last_round,
+    expect_live_rounds,
+    expect_round,
+    requests_of,
+)
 
 from confu_core.errors import TargetError
 
@@ -42,7 +49,7 @@ def test_recorded_runs_teach_within_seconds_and_before_the_model(visit):
     try:
         pace = starvation()
         begin = time.monotonic()
-        page = visit(url=site.url)
+        page = visit(url=site.url, apart=True)  # as a first visitor: nothing is kept from before
         page.wait_for_selector(".cfx-badge-recorded")
         page.locator(".cfx-tree").first.wait_for()
         assert time.monotonic() - begin < 5 * pace
@@ -120,22 +127,18 @@ def test_slider_and_keys_move_the_trees_without_the_network(visit):
     assert not requests
 
 
-def test_scrubbing_during_a_stream_keeps_its_place_and_live_returns(visit):
-    site = Site(pause=0.3)  # slow enough that a slow machine can click meanwhile
-    try:
-        page = visit("?tokens=200", url=site.url)
-        run_prompt(page, "hold my place")
-        expect_live_rounds(page, 3)
-        page.get_by_role("button", name="First round").click()
-        page.get_by_role("button", name="One round forward").click()
-        expect_round(page, 1)
-        expect_live_rounds(page, page.locator("[data-lane=confu] .cfx-bar").count() + 2)
-        assert page.locator(".cfx-count").inner_text().startswith("Round 1 of")
-        page.get_by_role("button", name="● Live").click()
-        expect(page.locator(".cfx-count")).not_to_have_text(re.compile("^Round 1 of"))
-        page.close()
-    finally:
-        site.close()
+def test_scrubbing_during_a_stream_keeps_its_place_and_live_returns(engine, visit):
+    engine(pause=0.3)  # slow enough that a slow machine can click meanwhile
+    page = visit("?tokens=200")
+    run_prompt(page, "hold my place")
+    expect_live_rounds(page, 3)
+    page.get_by_role("button", name="First round").click()
+    page.get_by_role("button", name="One round forward").click()
+    expect_round(page, 1)
+    expect_live_rounds(page, page.locator("[data-lane=confu] .cfx-bar").count() + 2)
+    assert page.locator(".cfx-count").inner_text().startswith("Round 1 of")
+    page.get_by_role("button", name="● Live").click()
+    expect(page.locator(".cfx-count")).not_to_have_text(re.compile("^Round 1 of"))
 
 
 @pytest.mark.alone
@@ -186,7 +189,7 @@ def test_closing_the_tab_frees_the_engine(visit, site):
 
 
 def test_two_visitors_do_not_see_each_other(visit):
-    one, two = visit("?tokens=32"), visit("?tokens=32")
+    one, two = (visit("?tokens=32", apart=True) for _ in range(2))
     run_prompt(one, "the secret of the first")
     run_prompt(two, "the riddle of the second")
     wait_finished(one)
@@ -232,6 +235,9 @@ def test_node_details_by_mouse_and_by_key(visit):
     page.wait_for_selector(".cfx-badge-recorded")
     page.locator("[data-lane=confu] .cfx-node.cfx-is-accepted").first.click()
     wait_text(page, ".cfx-card", "Accepted", "pinned")
+    # Without scrolling, wherever the node stands.
+    page.evaluate("scrollTo(0, 0)")
+    expect(page.locator(".cfx-card")).to_be_in_viewport(ratio=1)
     expect(page.locator("[data-lane=confu] .cfx-chip.cfx-selected")).to_have_count(1)
     page.keyboard.press("Escape")
     page.locator(".cfx-canvas[data-lane=eagle3]").focus()
@@ -303,7 +309,10 @@ def test_trees_of_one_node_and_of_two_hundred(visit, tmp_path):
         folded = confu.locator(".cfx-is-fold text").all_text_contents()
         assert drawn + sum(map(int, folded)) == nodes
         page.wait_for_function("document.documentElement.scrollWidth <= 1280")
-    page.locator(".cfx-panel[data-lane=confu]").get_by_role("button", name="Whole tree").click()
+    assert sum(map(int, folded)) > 100
+    whole = page.locator(".cfx-panel[data-lane=confu]").get_by_role("button", name="Whole tree")
+    expect(whole).to_have_text(f"Whole tree (+{sum(map(int, folded))})")
+    whole.click()
     page.wait_for_function(
         "document.querySelectorAll('[data-lane=confu] .cfx-node:not(.cfx-is-fold)').length > 199"
     )
@@ -338,15 +347,54 @@ def test_no_sideways_scroll(visit):
 
 
 def test_examples_and_links(visit):
-    page = visit("?preset=rhyme&step=3&hide=plain,junk&nodes=junk")
+    page = visit("?preset=rhyme&step=3&phase=check&hide=plain,junk&nodes=junk&a=plain&b=confu")
     page.wait_for_selector(".cfx-badge-recorded")
     expect_round(page, 3)
+    page.locator("[data-lane=confu] .cfx-phase-2").wait_for()
     expect(page.locator(".cfx-plain")).to_be_hidden()
-    expect(page.locator("#progress")).to_contain_text("nodes")
+    expect(page.locator("#progress")).to_contain_text("nodes, hide, a.")
+    expect(page.locator(".cfx-panel:not([hidden])")).to_have_count(1)
     page.get_by_role("button", name="Code", exact=True).click()
     page.wait_for_function("document.querySelector('.cfx-title').innerText.includes('Fibonacci')")
     page.get_by_role("button", name="Odd planets").click()
     page.locator("#progress", has_text="no recorded").wait_for()
+
+
+def test_a_lesson_hides_parts_of_the_page_and_its_reader_can_bring_them_back(visit):
+    hidden = "head,ask,examples,settings,lesson,speed,legend,actions"
+    page = visit(f"?preset=rhyme&step=999&hide={hidden}")
+    page.wait_for_selector(".cfx-badge-recorded")
+    expect_last_round(page)
+    expect(page.locator("#progress")).to_contain_text("brought into it: step.")
+    parts = (".page-head", "#ask", "#examples button >> nth=0", "#settings", ".cfx-legend")
+    tabs = page.get_by_role("tab")
+    for part in parts:
+        expect(page.locator(part)).to_be_hidden()
+    expect(tabs).to_have_text(["Experts over time", "Map of future tokens"])
+    expect(page.locator(".chart-sentence:visible").first).to_contain_text("largest weight")
+    page.get_by_role("button", name="Show hidden parts").click()
+    for part in parts:
+        expect(page.locator(part)).to_be_visible()
+    expect(tabs).to_have_count(4)
+    expect(page.locator("#reveal")).to_be_hidden()
+    expect_last_round(page)
+
+
+def test_a_step_beyond_the_end_of_a_live_run_is_told(visit):
+    page = visit("?prompt=Why%3F&tokens=8&step=99&phase=accept")
+    run_prompt(page, "How far?")
+    wait_finished(page)
+    expect_last_round(page)
+    expect(page.locator(".cfx-notice")).to_contain_text("asked for round 99")
+    page.locator("[data-lane=confu] .cfx-phase-3").wait_for()
+
+
+def test_whatever_the_console_says_fails_a_test(visit):
+    page = visit()
+    page.evaluate("console.warn('a warning of ours'); console.error('an error of ours')")
+    wanted = ["console warning: a warning of ours", "console error: an error of ours"]
+    eventually(lambda: visit.faults, wanted)
+    visit.faults.clear()
 
 
 def test_empty_prompt_is_refused_and_nothing_lost(visit):

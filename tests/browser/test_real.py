@@ -33,7 +33,7 @@ def real_url():
 
 
 def open_page(visit, url: str, query: str):
-    page = visit(query, url=url)
+    page = visit(query, url=url, apart=True)
     page.set_default_timeout(120_000)
     return page
 

@@ -3,32 +3,17 @@ text, four lanes, a method without a head, a link's wishes. Every read waits for
 
 import re
 
-import pytest
-from fake_site import Site, recorded, run_prompt, wait_finished
+from fake_site import run_prompt, wait_finished
 from waiting import expect
-
-
-@pytest.fixture
-def open_site():
-    """Sites of a test's own. Ask for it before `visit`, so that pages go before their site does."""
-    sites = []
-
-    def start(**options) -> Site:
-        sites.append(Site(load_recorded=recorded, **options))
-        return sites[-1]
-
-    yield start
-    for site in sites:
-        site.close()
 
 
 def lane(page, name: str):
     return page.locator(f".cfx-panel[data-lane={name}]")
 
 
-def test_a_visitor_in_line_sees_the_place_and_can_leave_it(open_site, visit):
-    site = open_site(pause=0.3)  # slow enough that a slow machine can click meanwhile
-    one, two = visit("?tokens=200", url=site.url), visit("?tokens=16", url=site.url)
+def test_a_visitor_in_line_sees_the_place_and_can_leave_it(engine, visit):
+    engine(pause=0.3)  # slow enough that a slow machine can click meanwhile
+    one, two = visit("?tokens=200"), visit("?tokens=16")
     run_prompt(one, "the first in line")
     one.wait_for_selector(".cfx-badge-running")
     run_prompt(two, "the second in line")
@@ -48,9 +33,9 @@ def test_a_visitor_in_line_sees_the_place_and_can_leave_it(open_site, visit):
         page.close()
 
 
-def test_a_round_with_nothing_accepted(open_site, visit):
-    site = open_site(skill={})
-    page = visit("?tokens=12", url=site.url)
+def test_a_round_with_nothing_accepted(engine, visit):
+    engine(skill={})
+    page = visit("?tokens=12")
     run_prompt(page, "guess nothing")
     wait_finished(page)
     page.get_by_label("Decoding round").focus()
@@ -66,9 +51,9 @@ def test_a_round_with_nothing_accepted(open_site, visit):
     expect(page.locator(".cfx-race-row[data-lane=confu] .cfx-tau")).to_have_text("1.00")
 
 
-def test_another_text_is_named_with_its_margin_and_marked(open_site, visit):
-    site = open_site(break_at=5)
-    page = visit("?tokens=16", url=site.url)
+def test_another_text_is_named_with_its_margin_and_marked(engine, visit):
+    engine(break_at=5)
+    page = visit("?tokens=16")
     run_prompt(page, "leave the text")
     wait_finished(page)
     verdict = page.locator(".cfx-verdict")
@@ -78,9 +63,9 @@ def test_another_text_is_named_with_its_margin_and_marked(open_site, visit):
     expect(page.locator(".cfx-race-row[data-lane=eagle3] .cfx-off")).to_have_count(0)
 
 
-def test_a_method_without_a_head_is_left_out_and_named(open_site, visit):
-    site = open_site(unavailable=("confu",))
-    page = visit("?tokens=12", url=site.url)
+def test_a_method_without_a_head_is_left_out_and_named(engine, visit):
+    engine(unavailable=("confu",))
+    page = visit("?tokens=12")
     expect(page.locator("#model")).to_contain_text("left out: ConFu")
     run_prompt(page, "one is missing")
     wait_finished(page)
@@ -89,7 +74,7 @@ def test_a_method_without_a_head_is_left_out_and_named(open_site, visit):
 
 
 def test_a_link_restores_prompt_options_methods_and_intervention(visit, site):
-    wishes = "tokens=20&nodes=999&seed=7&temperature=0.7&methods=confu,confu-plus"
+    wishes = "tokens=20&nodes=999&seed=7&temperature=0.7&methods=confu,confu-plus&hide=legend,speed"
     page = visit(f"?prompt=Why%3F&{wishes}&change=remove+future&expert=junk")
     expect(page.get_by_label("Prompt")).to_have_value("Why?")
     notice = page.locator("#progress")
@@ -102,9 +87,12 @@ def test_a_link_restores_prompt_options_methods_and_intervention(visit, site):
     expect(names.nth(2)).to_contain_text("future token withheld")
     expect(page.locator(".cfx-meta")).to_contain_text("temperature 0.7, seed 7 · 120 nodes")
     expect(page.locator(".cfx-verdict")).to_contain_text("depend only on seed 7")
+    page.locator(".cfx-phase", has_text="Check").click()
     page.get_by_role("button", name="Copy link").click()
     link = page.get_by_role("textbox", name="Copy this link")
     expect(link).to_have_value(re.compile("methods=confu%2Cconfu-plus&change=remove\\+future"))
+    for part in ("phase=check", "a=confu-plus&b=changed", "hide=legend%2Cspeed"):
+        expect(link).to_have_value(re.compile(part))
     expect(link).not_to_have_value(re.compile("prompt="))
     page.get_by_label("put my prompt into the link").check()
     expect(link).to_have_value(re.compile(r"prompt=Why\+is\+it\+so"))
@@ -112,6 +100,9 @@ def test_a_link_restores_prompt_options_methods_and_intervention(visit, site):
     expect(again.get_by_label("Prompt")).to_have_value("Why is it so?")
     again.get_by_role("button", name="Run", exact=True).click()
     wait_finished(again)
+    again.locator("[data-lane=changed] .cfx-phase-2").wait_for()
+    expect(again.locator(".cfx-panel:not([hidden])")).to_have_count(2)
+    expect(again.locator(".cfx-legend")).to_be_hidden()
     expect(again.locator(".cfx-race-row").nth(2)).to_contain_text("future token withheld")
 
 
@@ -119,6 +110,11 @@ def test_four_lanes_have_two_trees_on_show_and_each_its_turn(visit, site):
     page = visit("?tokens=24&methods=plain,eagle3,confu,confu-plus")
     run_prompt(page, "four of them")
     wait_finished(page)
+    # Each head that contemplates has charts of its own; what is not recorded of it is said.
+    page.get_by_role("tab", name="Experts over time").click()
+    for method in ("ConFu", "ConFu+"):
+        said = page.locator(".chart-sentence", has_text=f"weights of this {method} head")
+        expect(said.first).to_be_visible()
     expect(page.locator(".cfx-race-row")).to_have_count(4)
     expect(page.locator(".cfx-panel:not([hidden])")).to_have_count(2)
     expect(page.locator(".cfx-tab[aria-pressed=true]")).to_have_text(["BConFu", "DConFu+"])
@@ -185,9 +181,9 @@ def test_the_fold_shows_prompt_run_verdict_and_both_trees(visit, site):
         assert box["y"] < 660, name
 
 
-def test_plain_decoding_alone_has_text_and_no_tree(open_site, visit):
-    site = open_site(unavailable=("eagle3", "confu"))
-    page = visit("?tokens=12", url=site.url)
+def test_plain_decoding_alone_has_text_and_no_tree(engine, visit):
+    engine(unavailable=("eagle3", "confu"))
+    page = visit("?tokens=12")
     run_prompt(page, "no heads at all")
     wait_finished(page)
     expect(page.locator(".cfx-race-row")).to_have_count(1)

@@ -5,26 +5,9 @@ from __future__ import annotations
 import runpy
 from pathlib import Path
 
-import pytest
-
-from confu_core.checkpoints import save_checkpoint
-from confu_core.compare import load_target
 from confu_core.trace import Trace
-from tests.fakes import tiny_contemplation, tiny_head, tiny_model, tiny_tokenizer
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    root = tmp_path_factory.mktemp("models")
-    tiny_model().save_pretrained(root / "target")
-    tiny_tokenizer().save_pretrained(root / "target")
-    target = load_target(str(root / "target"), "cpu", "float32", lambda message, fraction: None)
-    head = tiny_head(target)
-    save_checkpoint(root / "eagle3", head, None, target, {})
-    save_checkpoint(root / "confu", head, tiny_contemplation(target, head), target, {})
-    return root
 
 
 def test_quickstart_decodes_observes_and_draws(folders, tmp_path, capsys):

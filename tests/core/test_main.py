@@ -7,23 +7,7 @@ import json
 import pytest
 
 from confu_core.__main__ import main
-from confu_core.checkpoints import save_checkpoint
-from confu_core.compare import load_target
 from confu_core.trace import Trace
-from tests.fakes import tiny_contemplation, tiny_head, tiny_model, tiny_tokenizer
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    """A tiny target, an EAGLE-3 and a ConFu head, as folders."""
-    root = tmp_path_factory.mktemp("models")
-    tiny_model().save_pretrained(root / "target")
-    tiny_tokenizer().save_pretrained(root / "target")
-    target = load_target(str(root / "target"), "cpu", "float32", lambda message, fraction: None)
-    head = tiny_head(target)
-    save_checkpoint(root / "eagle3", head, None, target, {})
-    save_checkpoint(root / "confu", head, tiny_contemplation(target, head), target, {})
-    return root
 
 
 def options(folders) -> list[str]:

@@ -363,7 +363,9 @@ class Contemplation(nn.Module):
         Through the draft's output matrix, state j names the token j + 1 places behind the bonus
         token (`pool` takes it in). Needs a draft as wide as the target.
         """
-        turned = torch.einsum("...h,jgh->...jg", last, self.turns.to(last.dtype))
+        # One product for all turns: ((R - 1) Ht, Ht). As an einsum it took five times as long.
+        turned = nn.functional.linear(last, self.turns.to(last.dtype).flatten(0, 1))
+        turned = turned.unflatten(-1, self.turns.shape[:2])  # (..., R - 1, Ht)
         return torch.cat((last.unsqueeze(-2), turned), dim=-2)
 
     def pool(self, logits: torch.Tensor, read_out: torch.Tensor) -> torch.Tensor:

@@ -49,7 +49,7 @@ from confu_core.errors import DataError, SettingsError, TargetError
 from confu_core.methods import PLAIN
 from confu_core.prompt import chat_ids
 from confu_core.trace import Settings
-from tests.core.test_main import folders, options  # noqa: F401
+from tests.core.test_main import options
 from tests.fakes import method, tiny_model, tiny_target, tiny_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -875,7 +875,7 @@ def test_the_page_in_the_docs_is_what_its_command_writes():
 # --- the command
 
 
-def bench(folders, *more: str) -> int:  # noqa: F811
+def bench(folders, *more: str) -> int:
     return main(["bench", *options(folders), "--nodes", "8", "--depth", "3", *more])
 
 
@@ -889,7 +889,7 @@ def question_file(tmp_path) -> str:
     return str(path)
 
 
-def test_bench_runs_a_grid_with_peers_and_resumes(folders, tmp_path, capsys):  # noqa: F811
+def test_bench_runs_a_grid_with_peers_and_resumes(folders, tmp_path, capsys):
     out = tmp_path / "result.json"
     common = ["--prompts", question_file(tmp_path), "--json", str(out), "--max-new-tokens", "6"]
     varied = ["--temperature", "0,0.7", "--nodes", "4,8", "--seed", "0,1", "--peers"]
@@ -918,7 +918,7 @@ def test_bench_runs_a_grid_with_peers_and_resumes(folders, tmp_path, capsys):  #
     assert "methods was" in capsys.readouterr().err
 
 
-def test_a_differing_text_is_not_exit_code_0(folders, tmp_path, capsys, monkeypatch):  # noqa: F811
+def test_a_differing_text_is_not_exit_code_0(folders, tmp_path, capsys, monkeypatch):
     whole = OwnLane.answer
 
     def wrong(lane, prompt_ids, settings):
@@ -1012,7 +1012,7 @@ def test_a_long_run_goes_past_stop_tokens_and_counts_every_token(engine, monkeyp
         scaling.long_run(engine.target, methods, 5000, settings, silent)
 
 
-def test_scaling_writes_its_part_of_a_page_and_nothing_else(folders, tmp_path, capsys):  # noqa: F811
+def test_scaling_writes_its_part_of_a_page_and_nothing_else(folders, tmp_path, capsys):
     page, out = tmp_path / "page.md", tmp_path / "scaling.json"
     page.write_text("# Performance\n\nBefore.\n", encoding="utf-8")
     common = [word for word in options(folders) if word not in ("--max-new-tokens", "10")]

@@ -15,7 +15,7 @@ from confu_core.decoding import decode
 from confu_core.sizes import TargetShape
 from confu_core.trace import Settings
 from tests import fakes
-from tests.core.test_main import folders, options  # noqa: F401
+from tests.core.test_main import options
 
 # Counting ----------------------------------------------------------------------------------------
 
@@ -110,7 +110,7 @@ def test_wilsons_interval_against_published_values():
 # Commands ----------------------------------------------------------------------------------------
 
 
-def test_limits_command(folders, tmp_path, capsys, monkeypatch):  # noqa: F811
+def test_limits_command(folders, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(limits, "COPY_BYTES", 1 << 20)
     monkeypatch.setattr(limits, "LAYOUT_BYTES", 1 << 16)
     monkeypatch.setattr(limits, "PRODUCT_SIZES", (64, 96))
@@ -140,7 +140,7 @@ def test_limits_command(folders, tmp_path, capsys, monkeypatch):  # noqa: F811
     assert capsys.readouterr().out.strip() in text
 
 
-def test_calibration_command(folders, tmp_path, capsys):  # noqa: F811
+def test_calibration_command(folders, tmp_path, capsys):
     out, svg, page = (tmp_path / name for name in ("c.json", "c.svg", "page.md"))
     common = [*options(folders), "--nodes", "9", "--depth", "2", "--temperature", "0,1"]
     files = ["--json", str(out), "--svg", str(svg), "--write", str(page)]

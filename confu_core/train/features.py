@@ -80,7 +80,7 @@ class FeatureReader:
             return _assemble(found)
         features = read_text(self.target, batch, remember)
         for row, (ids, kept) in enumerate(zip(texts, found, strict=True)):
-            if kept is None:
+            if kept is None and self.store.wants(names):
                 self.store.keep(ids, _row(features, row, len(ids)))
         return features
 

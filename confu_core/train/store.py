@@ -34,6 +34,9 @@ class Store(Protocol):
     def find(self, ids: torch.Tensor, names: Sequence[str]) -> Tensors | None:
         """All tensors of these names for the conversation with token ids (T,), or None."""
 
+    def wants(self, names: Sequence[str]) -> bool:
+        """Whether it would keep tensors of these names; asked before they are copied."""
+
     def keep(self, ids: torch.Tensor, read: Tensors) -> None:
         """Take tensors that were not found."""
 
@@ -43,6 +46,9 @@ class Nowhere:
 
     def find(self, ids: torch.Tensor, names: Sequence[str]) -> None:
         return None
+
+    def wants(self, names: Sequence[str]) -> bool:
+        return False
 
     def keep(self, ids: torch.Tensor, read: Tensors) -> None:
         return None
@@ -59,9 +65,10 @@ class Memory:
         kept = self._kept.get(_name(ids))
         return kept if kept is not None and all(name in kept for name in names) else None
 
+    def wants(self, names: Sequence[str]) -> bool:
+        return "keys" not in names and self._bytes < KEPT_BYTES
+
     def keep(self, ids: torch.Tensor, read: Tensors) -> None:
-        if "keys" in read or self._bytes >= KEPT_BYTES:
-            return
         self._kept[_name(ids)] = {name: tensor.clone() for name, tensor in read.items()}
         self._bytes += sum(tensor.nbytes for tensor in read.values())
 
@@ -83,6 +90,9 @@ class Disk:
                 return {name: file.get_tensor(name) for name in names}
         except (FileNotFoundError, SafetensorError):
             return None
+
+    def wants(self, names: Sequence[str]) -> bool:
+        return True
 
     def keep(self, ids: torch.Tensor, read: Tensors) -> None:
         path = self._path(ids)

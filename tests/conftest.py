@@ -82,18 +82,9 @@ def part(llama, head):
 def folders(tmp_path_factory):
     """A tiny target, an EAGLE-3 and a ConFu head for it, as folders on disk: `target`, `eagle3`,
     `confu`."""
-    from confu_core.checkpoints import save_checkpoint
-    from confu_core.compare import load_target
-    from tests.fakes import tiny_contemplation, tiny_head, tiny_model, tiny_tokenizer
+    from tests.fakes import write_models
 
-    root = tmp_path_factory.mktemp("models")
-    tiny_model().save_pretrained(root / "target")
-    tiny_tokenizer().save_pretrained(root / "target")
-    target = load_target(str(root / "target"), "cpu", "float32", lambda message, fraction: None)
-    head = tiny_head(target)
-    save_checkpoint(root / "eagle3", head, None, target, {})
-    save_checkpoint(root / "confu", head, tiny_contemplation(target, head), target, {})
-    return root
+    return write_models(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable
 from functools import partial
+from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -20,7 +21,7 @@ from transformers import (
 )
 
 from confu_core.budget import AutoBudget, FixedBudget
-from confu_core.checkpoints import Checkpoint
+from confu_core.checkpoints import Checkpoint, save_checkpoint
 from confu_core.contemplation import Contemplator, NoContemplator
 from confu_core.drafter import Draft
 from confu_core.heads import Contemplation, ContemplationShape, DraftHead, DraftShape
@@ -305,3 +306,17 @@ def half_right(text: list[int], vocab: int, seed: int = 0, **parts) -> Method:
         return (text[position] + (not right)) % vocab if position < len(text) else 3
 
     return knowing_method(propose, **parts)
+
+
+def write_models(root: Path, **config) -> Path:
+    """Write a tiny target (`config` changes it), and an EAGLE-3 and a ConFu head for it, as the
+    folders `target`, `eagle3` and `confu` of root."""
+    from confu_core.compare import load_target
+
+    tiny_model(**config).save_pretrained(root / "target")
+    tiny_tokenizer().save_pretrained(root / "target")
+    target = load_target(str(root / "target"), "cpu", "float32", lambda message, fraction: None)
+    head = tiny_head(target)
+    save_checkpoint(root / "eagle3", head, None, target, {})
+    save_checkpoint(root / "confu", head, tiny_contemplation(target, head), target, {})
+    return root

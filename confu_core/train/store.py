@@ -25,6 +25,8 @@ from confu_core.errors import DataError
 from confu_core.target import Target
 from confu_core.train.plan import KEPT_BYTES
 
+DIGEST_ROWS = 16  # of each weight; any training changes all of them
+
 Tensors = dict[str, torch.Tensor]  # of one conversation, by the names of `Features`' fields
 
 
@@ -74,13 +76,13 @@ class Memory:
 
 
 class Disk:
-    """One safetensors file per conversation. Runs and processes may share the folder: files are
+    """One safetensors file per conversation, in a folder per target and precision. Runs and processes may share the folder: files are
     replaced in one rename, and a damaged one is read anew."""
 
     def __init__(self, folder: Path, target: Target) -> None:
         taps = "-".join(map(str, target.tap_layers))
-        kind = str(target.dtype).removeprefix("torch.")
-        self._folder = folder / f"{target.fingerprint}-{kind}-taps-{taps}"
+        precision = target.precision.replace(", ", "-").replace(" ", "-")
+        self._folder = folder / f"{weights_digest(target)}-{precision}-taps-{taps}"
         self._folder.mkdir(parents=True, exist_ok=True)
         self._device = target.device
 
@@ -102,6 +104,21 @@ class Disk:
 
     def _path(self, ids: torch.Tensor) -> Path:
         return self._folder / f"{_name(ids)}.safetensors"
+
+
+def weights_digest(target: Target) -> str:
+    """Sixteen hex digits that tell targets apart by what they compute: some rows of every weight.
+
+    `Target.fingerprint` leaves weights out, since a finetune may share a head; it may not share
+    features.
+    """
+    digest = hashlib.sha256(target.fingerprint().encode())
+    for name, weight in target.model.named_parameters():
+        middle = len(weight) // 2
+        rows = (weight if weight.dim() == 1 else weight[middle : middle + DIGEST_ROWS]).detach()
+        digest.update(name.encode())
+        digest.update(rows.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 def bytes_per_token(target: Target, remember: bool) -> int:

@@ -606,6 +606,19 @@ def test_what_a_store_lacks_is_read_anew(llama, batch, tmp_path):
         files[0].write_bytes(files[0].read_bytes()[:100])
 
 
+def test_later_runs_find_what_the_same_weights_read_and_no_other(llama, batch, tmp_path):
+    """A finetune with the same vocabulary may share a head, but never features."""
+    first = FeatureReader(llama, Disk(tmp_path, llama)).read(batch, remember=True)
+    again = fakes.tiny_target()  # a later run loads the target anew
+    for target in (again, fakes.tiny_target(seed=9)):
+        store = Disk(tmp_path, target)
+        found = store.find(batch.ids[0, : int(batch.lengths[0])], ("taps", "keys"))
+        if target is again:
+            torch.testing.assert_close(found["taps"], first.taps[0], atol=0, rtol=0)
+        else:
+            assert found is None
+
+
 def test_the_size_of_kept_features_is_told_and_must_fit(llama, batch, tmp_path, monkeypatch):
     tokens = int(batch.lengths.sum())
     for remember in (False, True):

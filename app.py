@@ -14,7 +14,7 @@ from confu_core.presets import DEFAULT, PRESETS
 
 def own_choice(options: argparse.Namespace) -> Choice:
     """The model that the options name: a target, heads, or both; without a target the preset's."""
-    named = {"eagle3": options.eagle3, "confu": options.confu, "confu-plus": options.confu_plus}
+    named = {"eagle3": options.eagle3, "confu": options.confu, "confu-lite": options.confu_lite}
     heads = {name: source for name, source in named.items() if source} or None
     preset = PRESETS[options.preset]
 
@@ -45,7 +45,7 @@ def choices(options: argparse.Namespace) -> list[Choice]:
         name: of_preset(preset, options.device, options.bits if name != DEFAULT else None)
         for name, preset in PRESETS.items()
     }
-    own = ("target", "eagle3", "confu", "confu_plus", "taps", "dtype")
+    own = ("target", "eagle3", "confu", "confu_lite", "taps", "dtype")
     if any(getattr(options, name) for name in own):
         first = own_choice(options)
     else:
@@ -68,7 +68,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--target", help="a model of your own instead: folder or hub id")
     parser.add_argument("--eagle3", help="the EAGLE-3 head for it: folder or hub id")
     parser.add_argument("--confu", help="the ConFu head for it: folder or hub id")
-    parser.add_argument("--confu-plus", help="the ConFu+ head for it: folder or hub id")
+    parser.add_argument("--confu-lite", help="the ConFu lite head for it: folder or hub id")
     parser.add_argument(
         "--taps", help="how a published EAGLE-3 head counts the layers that it reads, if unclear"
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 from confu_core.trace import Intervention, Settings
 
-METHODS = ("plain", "eagle3", "confu", "confu-plus")
+METHODS = ("plain", "eagle3", "confu", "confu-lite")
 CHOSEN = ("plain", "eagle3", "confu")  # until the visitor says otherwise
 MOST_CHARACTERS = 4000
 MOST_EXPERTS = 64  # that a form or a link may name; the core knows how many a head has

@@ -33,7 +33,7 @@ GLOSSARY = [
     "contemplate",
     "future",
     "expert",
-    "plus",
+    "lite",
     "map",
 ]
 

@@ -1,7 +1,7 @@
 """Record the examples' runs with the real engine: `python -m app.record`.
 
 Writes `app/examples/NAME.json`, one trace per example, and `reference.json`: of every head that
-contemplates (ConFu's, ConFu+'s), the future-token map and, with `--questions`, how its experts are
+contemplates (ConFu, ConFu lite) the future-token map and, with `--questions`, how its experts are
 usually used by task group. All of it is shown when there is no model, or before it is loaded.
 """
 

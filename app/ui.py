@@ -35,7 +35,7 @@ from confu_core.trace import Settings, Trace
 
 FONTS = ["system-ui", "-apple-system", "Segoe UI", "Noto Sans", "DejaVu Sans", "sans-serif"]
 MOST_WAITING = 32
-MOST_HEADS = 2  # heads of a run whose experts and maps are drawn: ConFu's and ConFu+'s
+MOST_HEADS = 2  # heads of a run whose experts and maps are drawn: ConFu's and ConFu lite's
 MOST_TRACE_BYTES = 8_000_000
 COMPUTE = "compute"  # one computation at a time, whoever asks
 
@@ -646,7 +646,7 @@ class _Page:
             depth: Drafting steps per round.
             top_k: Branches kept per drafting step.
             trace: Whether to add every round's tree, acceptance, experts and future token.
-            methods: Which of plain, eagle3, confu, confu-plus, with commas between; empty means
+            methods: Which of plain, eagle3, confu, confu-lite, with commas between; empty means
                 the first three, as far as they have a head.
 
         Returns:

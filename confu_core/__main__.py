@@ -74,7 +74,7 @@ def _add_target(parser: argparse.ArgumentParser, dtype: str) -> None:
 
 
 def _add_engine(parser: argparse.ArgumentParser) -> None:
-    for name in ("eagle3", "confu", "confu-plus"):
+    for name in ("eagle3", "confu", "confu-lite"):
         parser.add_argument(
             f"--{name}",
             metavar="PATH_OR_ID",
@@ -172,7 +172,7 @@ def _engine(options: argparse.Namespace):
     named = {
         "eagle3": options.eagle3,
         "confu": options.confu,
-        "confu-plus": options.confu_plus,
+        "confu-lite": options.confu_lite,
     }
     heads = {name: source for name, source in named.items() if source} or None
     if options.preset:
@@ -300,7 +300,7 @@ def _add_compare(commands) -> None:
         "--methods",
         type=_methods,
         metavar="A,B,...",
-        help="plain, eagle3, confu, confu-plus (default: all that have a head)",
+        help="plain, eagle3, confu, confu-lite (default: all that have a head)",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write texts and figures")
     parser.add_argument(
@@ -409,10 +409,8 @@ def _add_train(commands) -> None:
     parser.add_argument("--soft-prompts", type=int)
     parser.add_argument("--no-future-entry", action="store_true", help="f is not a key/value entry")
     parser.add_argument("--no-future-query", action="store_true", help="f does not steer states")
-    parser.add_argument("--adapter-rank", type=int, help="of adapters on contemplate rows (ConFu+)")
-    parser.add_argument(
-        "--read-outs", type=int, help="how many tokens f also names itself (ConFu+)"
-    )
+    parser.add_argument("--adapter-rank", type=int, help="of adapters on contemplate rows")
+    parser.add_argument("--read-outs", type=int, help="how many tokens f also names itself")
     parser.add_argument(
         "--renew-routers", action="store_true", help="of a ConFu head that collapsed (--start)"
     )

@@ -38,7 +38,7 @@ from confu_core.trace import (
     Trace,
 )
 
-CONTEMPLATING = ("confu", "confu-plus")  # methods whose heads have a contemplating part
+CONTEMPLATING = ("confu", "confu-lite")  # methods whose heads have a contemplating part
 CHANGED = "changed"  # the lane that an intervention runs in
 DEFAULT_TARGET = "smollm2-135m-instruct"
 CHECKPOINTS = Path(__file__).resolve().parent.parent / "checkpoints"

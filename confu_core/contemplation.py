@@ -29,7 +29,7 @@ class FutureToken:
     embedding: (H,) from the future-token mixture; feature: (H,) the fused state at the contemplate
     token. born_round, born_node: whose contemplate token it was. *_router: (E,) the weights that
     made the contemplate token's embedding, and this future token's. read_out: (R, D) logits in the
-    draft vocabulary, which the draft adds to its own, one row per depth (ConFu+); or None.
+    draft vocabulary, which the draft adds to its own, one row per depth; None in ConFu lite.
     """
 
     embedding: torch.Tensor

@@ -197,7 +197,7 @@ class ContemplationShape:
         0 for none. read_outs: R, how many tokens behind the bonus token the contemplate row names
         itself, to be mixed into the draft's own guesses. read_out_temperature: what such mixed
         logits are divided by, since two opinions that lean on the same evidence are too sure
-        together. None of these is the paper's; they make the variant ConFu+.
+        together. None of these is the paper's; a head without them is ConFu lite.
     target_heads, target_intermediate: sizes that only the adapters need.
     """
 

@@ -22,8 +22,9 @@ from confu_core.errors import TraceError
 
 SCHEMA = 2
 
-# The methods, by the names that lanes and commands use, and how they are written for people.
-LABELS = {"plain": "Plain", "eagle3": "EAGLE-3", "confu": "ConFu", "confu-plus": "ConFu+"}
+# The methods, by the names that lanes and commands use, and how they are written for people. ConFu
+# has adapters and read-outs of ours (docs/training.md); ConFu lite is without them.
+LABELS = {"plain": "Plain", "eagle3": "EAGLE-3", "confu": "ConFu", "confu-lite": "ConFu lite"}
 
 NodeState = Literal["accepted", "rejected", "not reached"]
 Origin = Literal["accepted", "bonus"]

@@ -78,13 +78,14 @@ RUN=$WORK/$STAGE-$NUMBER
 TEXT=$WORK/text.jsonl
 
 train() { # SECONDS RUN_FOLDER STEPS SAVE_FOLDER
-  local start=()
+  local start=() shape=()
   if [[ -n $START ]]; then start=(--start "$START"); fi
+  if [[ $STAGE == confu ]]; then shape=(--adapter-rank 16 --read-outs 3); fi
   timeout --signal=INT --kill-after=20 "$1" "$PYTHON" -m confu_core train "$STAGE" \
     --data "$TEXT" ${DATA[@]+"${DATA[@]}"} --run-folder "$2" --steps "$3" --save "$4" \
-    ${start[@]+"${start[@]}"} --batch-tokens "$TOKENS" --unroll "$UNROLL" --draft-vocab "$VOCAB" \
-    --precision "$PRECISION" --evaluate-every "$EVERY" --target "$TARGET" --device "$DEVICE" \
-    --dtype "$DTYPE" >> "$WORK/train.log" 2>&1
+    ${start[@]+"${start[@]}"} ${shape[@]+"${shape[@]}"} --batch-tokens "$TOKENS" \
+    --unroll "$UNROLL" --draft-vocab "$VOCAB" --precision "$PRECISION" --evaluate-every "$EVERY" \
+    --target "$TARGET" --device "$DEVICE" --dtype "$DTYPE" >> "$WORK/train.log" 2>&1
 }
 
 if [[ ! -f $RUN/steps ]]; then

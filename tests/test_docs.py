@@ -73,7 +73,7 @@ RESULTS = ROOT / "docs" / "results"
 def test_the_figures_of_the_readme_are_the_benchmarks():
     result = json.loads((RESULTS / "spec-bench-float32.json").read_text(encoding="utf-8"))
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    methods = ("eagle3", "confu", "confu-plus")
+    methods = ("eagle3", "confu-lite", "confu")
     for group, figures in result["groups"].items():
         cells = " | ".join(f"{figures[method]['tau']:.2f}" for method in methods)
         assert f"| {group} | {cells} |" in text

@@ -49,13 +49,13 @@ const confuDom = (() => {
 
   /** The sign of a method: a shape in its colour with its letter. */
   function sign(method) {
-    const letter = { plain: "P", eagle3: "A", confu: "B", changed: "C", "confu-plus": "D" }[method] || "?";
+    const letter = { plain: "P", eagle3: "A", confu: "B", changed: "C", "confu-lite": "D" }[method] || "?";
     const shapes = {
       plain: "M10 2 18.5 17.5H1.5z",
       eagle3: "M10 1.5a8.5 8.5 0 1 0 0.01 0z",
       confu: "M2 2h16v16H2z",
       changed: "M10 0 20 10 10 20 0 10z",
-      "confu-plus": "M5 1.5h10L20 10l-5 8.5H5L0 10z",
+      "confu-lite": "M5 1.5h10L20 10l-5 8.5H5L0 10z",
     };
     const shape = svg("path", { d: shapes[method] || shapes.eagle3 });
     return svg(

@@ -30,7 +30,7 @@ const confuFuture = (({ el, token, sign, sentence, memory }, layout, story, maps
       const record = state.recordOf(lane);
       const before = lane.rounds[state.current(lane) - 1];
       const origin = record ? story.steering(stage.speech, lane, record) : [];
-      for (const look of ["confu", "confu-plus", "changed"]) box.classList.toggle(`cfx-m-${look}`, stage.look(lane) === look);
+      for (const look of ["confu", "confu-lite", "changed"]) box.classList.toggle(`cfx-m-${look}`, stage.look(lane) === look);
       box.replaceChildren(
         el("header", { class: "cfx-panel-head" }, sign(stage.look(lane)), el("h2", { text: stage.say("future.title", { method: stage.name(lane) }) }),
           sentence("span", { class: "cfx-origin" }, origin)),

@@ -12,21 +12,21 @@ COLOURS = {
     "plain": "#6B7280",
     "eagle3": "#CC79A7",
     "confu": "#009E73",
-    "confu-plus": "#8040C0",
+    "confu-lite": "#8040C0",
     "changed": "#D55E00",
 }
 SYMBOLS = {
     "plain": "triangle-up",
     "eagle3": "circle",
     "confu": "square",
-    "confu-plus": "hexagon",
+    "confu-lite": "hexagon",
     "changed": "diamond",
 }
 DASHES = {
     "plain": "dot",
     "eagle3": "dash",
     "confu": "solid",
-    "confu-plus": "longdash",
+    "confu-lite": "longdash",
     "changed": "dashdot",
 }
 

@@ -16,7 +16,7 @@ from confu_core.train.run import Recipe, run
 
 @dataclass(frozen=True)
 class Variant:
-    """One row of the table: how it differs from full ConFu.
+    """One row of the table: how it differs from ConFu lite.
 
     switches: fields of `ContemplationShape`. settings: fields of `TrainSettings`.
     """
@@ -38,11 +38,11 @@ VARIANTS: dict[str, Variant] = {
     ),
     "no-soft-prompts": Variant("no soft prompts", switches={"soft_prompts": 0}),
     "no-balance": Variant("routers not kept in balance", settings={"router_balance": 0.0}),
-    "full": Variant("ConFu"),
-    "read-outs": Variant("ConFu, and f names three tokens itself", switches={"read_outs": 3}),
-    "adapters": Variant("ConFu with adapters of rank 16", switches={"adapter_rank": 16}),
-    "plus": Variant(
-        "ConFu+: adapters of rank 16 and read-outs", switches={"read_outs": 3, "adapter_rank": 16}
+    "lite": Variant("ConFu lite"),
+    "read-outs": Variant("ConFu lite, and f names three tokens itself", switches={"read_outs": 3}),
+    "adapters": Variant("ConFu lite with adapters of rank 16", switches={"adapter_rank": 16}),
+    "full": Variant(
+        "ConFu: adapters of rank 16 and read-outs", switches={"read_outs": 3, "adapter_rank": 16}
     ),
 }
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-TITLES = {"eagle3": "EAGLE-3 draft head", "confu": "ConFu draft head"}
-
 
 def write_card(folder: Path) -> None:
     """Write `README.md` beside a checkpoint's `config.json`."""
@@ -29,13 +27,13 @@ def write_card(folder: Path) -> None:
     )
     usage = f"\nMean router weight of each expert on held-out text:\n\n{experts}" if experts else ""
     part = config["contemplation"] or {}
-    plus = bool(part.get("adapter_rank") or part.get("read_outs"))
-    title = "ConFu+ draft head" if plus else TITLES[config["kind"]]
-    reading = (READING if part else "") + (PLUS.format(**part) if plus else "")
+    extended = bool(part.get("adapter_rank") or part.get("read_outs"))
+    name = ("ConFu" if extended else "ConFu lite") if part else "EAGLE-3"
+    reading = (READING if part else "") + (EXTENDED.format(**part) if extended else "")
     if "read_outs" in facts:
         chosen = {name: tried["chosen"][0] for name, tried in facts["read_outs"].items()}
         reading += FITTED.format(**chosen)
-    text = f"""# {title} for {config["target"]["name"]}
+    text = f"""# {name} draft head for {config["target"]["name"]}
 
 Made by `{facts["command"]}`.
 {reading}
@@ -80,10 +78,10 @@ centred, standardised states.
 """
 
 
-PLUS = """
+EXTENDED = """
 And with these extensions of ours, which the paper does not have: adapters of rank {adapter_rank} on
 contemplate rows (0 is none), {read_outs} read-outs of the future token mixed into the draft's own
-guesses, and an auxiliary loss for them (docs/training.md, "ConFu+").
+guesses, and an auxiliary loss for them (docs/training.md). A head without them is ConFu lite.
 """
 
 FITTED = """

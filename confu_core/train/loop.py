@@ -28,7 +28,7 @@ from confu_core.train.data import Batch, Conversation, batches
 from confu_core.train.losses import DraftTrainee, Unrolled, chain_starts
 from confu_core.train.store import Store
 
-READ_OUT_WEIGHT = 0.3  # of the read-out's own loss (ConFu+; the paper has no auxiliary loss)
+READ_OUT_WEIGHT = 0.3  # of the read-outs' own loss (ours; the paper has no auxiliary loss)
 READ_OUT_DECAY = 0.5  # each further read-out weighs half of the one before
 DEPTH_WEIGHT = 0.8  # weight of depth k in the loss is 0.8 ** k (EAGLE-3)
 
@@ -40,7 +40,7 @@ class TrainSettings:
     steps: optimiser steps. batch_tokens: padded tokens per step and process.
     unroll: train-time-test steps; the first quarter of the run uses 2.
     contemplate_rate: for soft prompts, experts, gate, entry bias and read-out weight.
-    adapter_rate: for the adapters of contemplate rows (ConFu+).
+    adapter_rate: for the adapters of contemplate rows.
     anchor_every: one anchor per so many starts. replicate: anchors serve later starts too.
     router_balance: weight of the routers' imbalance in the loss (ours, against collapse).
     """

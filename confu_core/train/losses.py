@@ -107,7 +107,7 @@ class Unrolled:
 
     losses: soft cross-entropy against the target, mean over what was supervised.
     counts: how many starts were supervised at each depth.
-    read_out_losses: the same for the future tokens' own read-outs (ConFu+ only, not the paper's).
+    read_out_losses: the same for the future tokens' own read-outs (ours, not the paper's).
     top1, top8: (n,) booleans per depth on the starts whose chain is long enough to be judged at
         every depth: whether the draft's best / best 8 hold the token that followed.
     imbalance: of both routers together (`router_imbalance`); None without a future token.

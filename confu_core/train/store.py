@@ -76,8 +76,8 @@ class Memory:
 
 
 class Disk:
-    """One safetensors file per conversation, in a folder per target and precision. Runs and processes may share the folder: files are
-    replaced in one rename, and a damaged one is read anew."""
+    """One safetensors file per conversation, in a folder per target and precision. Runs and
+    processes may share it: files are replaced in one rename, and a damaged one is read anew."""
 
     def __init__(self, folder: Path, target: Target) -> None:
         taps = "-".join(map(str, target.tap_layers))

@@ -35,13 +35,13 @@ from confu_core.trace import (
 )
 
 METHODS = ("plain", "eagle3", "confu")
-OFFERED = (*METHODS, "confu-plus")
+OFFERED = (*METHODS, "confu-lite")
 GROUPS = ("code", "lists", "stories")
-SKILL = {"eagle3": 0.62, "confu": 0.72, "confu-plus": 0.76, "changed": 0.5}
+SKILL = {"eagle3": 0.62, "confu": 0.72, "confu-lite": 0.68, "changed": 0.5}
 EXPERTS = 8
 CONTEXT = 2048
-HEAD = "0" * 64  # the sha256 of all heads here but ConFu+'s
-PLUS = "1" * 64
+HEAD = "0" * 64  # the sha256 of all heads here but ConFu lite's
+LITE = "1" * 64
 
 STORY = (
     "Sunlight looks white, but it is a mix of all colours. When it enters the air, it meets "
@@ -93,7 +93,7 @@ class FakeEngine:
             "plain": "Plain decoding",
             "eagle3": "EAGLE-3",
             "confu": "ConFu",
-            "confu-plus": "ConFu+",
+            "confu-lite": "ConFu lite",
         }
         return {
             name: MethodInfo(
@@ -224,7 +224,7 @@ class _FakeLane:
         gained = [(self.answer[self.written + i], "accepted") for i in range(len(path))]
         if len(gained) < left:
             gained.append((self.answer[self.written + len(path)], "bonus"))
-        contemplates = self.name in ("confu", "confu-plus", "changed")
+        contemplates = self.name in ("confu", "confu-lite", "changed")
         rows = self.prompt if prefill else max(1, len(tree.token_ids))
         record = RoundRecord(
             index=index,
@@ -379,7 +379,7 @@ class _Node:
 
 
 def _sha256(method: str) -> str:
-    return PLUS if method == "confu-plus" else HEAD
+    return LITE if method == "confu-lite" else HEAD
 
 
 def token_id(text: str) -> int:

@@ -35,7 +35,7 @@ EYES = {
     ),
 }
 STATES = ("accepted", "target", "grey", "card")
-METHODS = ("m-plain", "m-eagle3", "m-confu", "m-confu-plus", "m-changed")
+METHODS = ("m-plain", "m-eagle3", "m-confu", "m-confu-lite", "m-changed")
 
 
 def variables(theme: str) -> dict[str, str]:

@@ -53,10 +53,10 @@ def test_what_was_clamped_is_named():
 
 def test_methods_and_an_intervention():
     link = parse(
-        {"methods": "confu-plus,junk,plain", "change": "force future expert", "expert": "3"},
+        {"methods": "confu-lite,junk,plain", "change": "force future expert", "expert": "3"},
         PRESETS,
     )
-    assert link.methods == ("plain", "confu-plus") and link.ignored == ("methods",)
+    assert link.methods == ("plain", "confu-lite") and link.ignored == ("methods",)
     assert link.change == "force future expert" and link.expert == 3
     junk = parse({"methods": "junk", "change": "swap future", "expert": "1e9"}, PRESETS)
     assert junk.ignored == ("methods", "change", "expert")
@@ -72,8 +72,8 @@ def test_panels_are_trees_of_the_run_that_is_asked_for():
     assert panels({"a": "plain", "b": "confu"}) == (("confu",), ("a",))
     assert panels({"methods": "plain", "a": "plain"}) == ((), ("a",))
     # A method that the run leaves out has none either.
-    assert panels({"a": "confu-plus"}) == ((), ("a",))
-    assert panels({"methods": "confu-plus", "a": "confu-plus"}) == (("confu-plus",), ())
+    assert panels({"a": "confu-lite"}) == ((), ("a",))
+    assert panels({"methods": "confu-lite", "a": "confu-lite"}) == (("confu-lite",), ())
     assert panels({"a": "changed"}) == ((), ("a",))
     assert panels({"a": "changed", "change": "remove future"}) == (("changed",), ())
     assert panels({"a": "confu", "b": "confu"}) == (("confu",), ())

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from fake_engine import HEAD, PLUS, FakeBasis, FakeEngine
+from fake_engine import HEAD, LITE, FakeBasis, FakeEngine
 
 from app import record, recorded
 from app.lessons import EXAMPLES
@@ -12,8 +12,8 @@ from app.views.chart import heads
 from app.views.reference import Reference
 from confu_core.trace import Settings, Trace
 
-# ConFu's head and ConFu+'s, each with a map of its own.
-BASES = {"confu": FakeBasis(), "confu-plus": FakeBasis(explained=(0.4, 0.3))}
+# ConFu's head and ConFu lite's, each with a map of its own.
+BASES = {"confu": FakeBasis(), "confu-lite": FakeBasis(explained=(0.4, 0.3))}
 
 
 @pytest.fixture
@@ -68,47 +68,47 @@ def test_a_run_is_compared_with_the_usual(folder):
 def two_heads() -> Trace:
     """A run of both heads that contemplate, as the page makes it without a recording."""
     settings = Settings(max_new_tokens=20)
-    *_, last = FakeEngine().compare("two heads", settings, ("plain", "confu", "confu-plus"))
+    *_, last = FakeEngine().compare("two heads", settings, ("plain", "confu", "confu-lite"))
     return last.trace
 
 
 def test_every_head_that_contemplates_has_a_reference_of_its_own(folder):
     trace = two_heads()
-    assert heads(trace) == [HEAD, PLUS]
-    for head, explained, lane in ((HEAD, (0.21, 0.12), "ConFu"), (PLUS, (0.4, 0.3), "ConFu+")):
+    assert heads(trace) == [HEAD, LITE]
+    for head, explained, lane in ((HEAD, (0.21, 0.12), "ConFu"), (LITE, (0.4, 0.3), "ConFu lite")):
         found = recorded.reference(trace, folder=folder, head=head)
         assert found.explained == explained and len(found.points) == 120
         assert [use.group for use in found.usual] == ["mt_bench", "qa"]
         for router in experts.ROUTERS:
             chart = experts.usual_chart(trace, router, "en", found, head)
             assert chart.figure.layout.title.text.startswith(f"{lane} ·")
-    first, second = (recorded.known(folder)[head]["usual"] for head in (HEAD, PLUS))
+    first, second = (recorded.known(folder)[head]["usual"] for head in (HEAD, LITE))
     assert first != second
     assert (folder / recorded.REFERENCE).stat().st_size < 100_000
 
 
 def test_a_head_without_a_reference_shows_one_line_that_says_so(folder):
     entries = recorded.known(folder)
-    del entries[PLUS]
+    del entries[LITE]
     (folder / recorded.REFERENCE).write_text(json.dumps(entries))
     recorded.known.cache_clear()
     trace = two_heads()
-    found = recorded.reference(trace, folder=folder, head=PLUS)
-    charts = [experts.usual_chart(trace, router, "en", found, PLUS) for router in experts.ROUTERS]
+    found = recorded.reference(trace, folder=folder, head=LITE)
+    charts = [experts.usual_chart(trace, router, "en", found, LITE) for router in experts.ROUTERS]
     assert [chart.figure for chart in charts] == [None, None]
-    said = "No usual weights of this ConFu+ head were recorded to compare with."
+    said = "No usual weights of this ConFu lite head were recorded to compare with."
     assert [chart.sentence for chart in charts] == [said, ""]
 
 
 def test_recording_again_keeps_what_is_needed_and_drops_heads_that_are_gone(folder):
-    usual = recorded.known(folder)[PLUS]["usual"]
+    usual = recorded.known(folder)[LITE]["usual"]
     entries = recorded.known(folder) | {"9" * 64: {"usual": []}}
     (folder / recorded.REFERENCE).write_text(json.dumps(entries))
     recorded.known.cache_clear()
     options = record.parse(["sky", "--out", str(folder), "--max-new-tokens", "8"])
     record.write(FakeEngine(bases=dict(BASES)), options)
-    assert set(recorded.known(folder)) == {HEAD, PLUS}
-    assert recorded.known(folder)[PLUS]["usual"] == usual
+    assert set(recorded.known(folder)) == {HEAD, LITE}
+    assert recorded.known(folder)[LITE]["usual"] == usual
     # ConFu's head stays for the recorded runs, though this engine has no map of it.
     record.write(FakeEngine(bases={}), options)
     assert set(recorded.known(folder)) == {HEAD}

@@ -38,7 +38,7 @@ def test_a_preset_can_be_the_first(start, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "option", ["--target", "--eagle3", "--confu", "--confu-plus", "--taps", "--dtype"]
+    "option", ["--target", "--eagle3", "--confu", "--confu-lite", "--taps", "--dtype"]
 )
 def test_a_model_of_ones_own_stands_beside_the_presets(start, option):
     assert names(start, option, "some/where") == ["own", *PRESETS]

@@ -66,16 +66,16 @@ def test_charts_tell_whose_rounds_they_show(trace, name):
 
 
 def test_each_head_has_charts_of_its_own(trace):
-    methods = ("plain", "confu", "confu-plus")
+    methods = ("plain", "confu", "confu-lite")
     *_, last = FakeEngine().compare("two heads", trace.settings, methods)
     one, two = chart.heads(last.trace)
     for name in ("contemplate", "future"):
         first, second = (experts.chart(last.trace, name, "en", head) for head in (one, two))
         assert first.figure.data[0].meta["lane"] == "confu"
-        assert second.figure.data[0].meta["lane"] == "confu-plus"
-        assert "ConFu+" in second.figure.layout.title.text
+        assert second.figure.data[0].meta["lane"] == "confu-lite"
+        assert "ConFu lite" in second.figure.layout.title.text
     # The axes of a map belong to its head: no other head's trail is drawn over them.
-    for head, lane in ((one, "confu"), (two, "confu-plus"), (None, "confu")):
+    for head, lane in ((one, "confu"), (two, "confu-lite"), (None, "confu")):
         drawn = futures.chart(last.trace, "en", head=head).figure.data
         assert [trail.meta["lane"] for trail in drawn] == [lane]
 

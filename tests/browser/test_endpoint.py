@@ -51,9 +51,9 @@ def test_only_the_endpoint_is_public(quick):
 def test_a_program_names_the_methods(quick):
     client = gradio_client.Client(quick.url, verbose=False)
     answer = client.predict(
-        "Why?", max_new_tokens=12, methods="confu-plus, plain", api_name="/compare"
+        "Why?", max_new_tokens=12, methods="confu-lite, plain", api_name="/compare"
     )
-    assert list(answer["methods"]) == ["plain", "confu-plus"] and answer["identical"] is True
+    assert list(answer["methods"]) == ["plain", "confu-lite"] and answer["identical"] is True
     usual = client.predict("Why?", max_new_tokens=12, api_name="/compare")
     assert list(usual["methods"]) == ["plain", "eagle3", "confu"]
 

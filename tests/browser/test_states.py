@@ -74,7 +74,7 @@ def test_a_method_without_a_head_is_left_out_and_named(engine, visit):
 
 
 def test_a_link_restores_prompt_options_methods_and_intervention(visit, site):
-    wishes = "tokens=20&nodes=999&seed=7&temperature=0.7&methods=confu,confu-plus&hide=legend,speed"
+    wishes = "tokens=20&nodes=999&seed=7&temperature=0.7&methods=confu,confu-lite&hide=legend,speed"
     page = visit(f"?prompt=Why%3F&{wishes}&change=remove+future&expert=junk")
     expect(page.get_by_label("Prompt")).to_have_value("Why?")
     notice = page.locator("#progress")
@@ -83,15 +83,15 @@ def test_a_link_restores_prompt_options_methods_and_intervention(visit, site):
     wait_finished(page)
     names = page.locator(".cfx-race-row")
     expect(names).to_have_count(3)
-    expect(names.nth(1)).to_contain_text("ConFu+")
+    expect(names.nth(1)).to_contain_text("ConFu lite")
     expect(names.nth(2)).to_contain_text("future token withheld")
     expect(page.locator(".cfx-meta")).to_contain_text("temperature 0.7, seed 7 · 120 nodes")
     expect(page.locator(".cfx-verdict")).to_contain_text("depend only on seed 7")
     page.locator(".cfx-phase", has_text="Check").click()
     page.get_by_role("button", name="Copy link").click()
     link = page.get_by_role("textbox", name="Copy this link")
-    expect(link).to_have_value(re.compile("methods=confu%2Cconfu-plus&change=remove\\+future"))
-    for part in ("phase=check", "a=confu-plus&b=changed", "hide=legend%2Cspeed"):
+    expect(link).to_have_value(re.compile("methods=confu%2Cconfu-lite&change=remove\\+future"))
+    for part in ("phase=check", "a=confu-lite&b=changed", "hide=legend%2Cspeed"):
         expect(link).to_have_value(re.compile(part))
     expect(link).not_to_have_value(re.compile("prompt="))
     page.get_by_label("put my prompt into the link").check()
@@ -107,25 +107,25 @@ def test_a_link_restores_prompt_options_methods_and_intervention(visit, site):
 
 
 def test_four_lanes_have_two_trees_on_show_and_each_its_turn(visit, site):
-    page = visit("?tokens=24&methods=plain,eagle3,confu,confu-plus")
+    page = visit("?tokens=24&methods=plain,eagle3,confu,confu-lite")
     run_prompt(page, "four of them")
     wait_finished(page)
     # Each head that contemplates has charts of its own; what is not recorded of it is said.
     page.get_by_role("tab", name="Experts over time").click()
-    for method in ("ConFu", "ConFu+"):
+    for method in ("ConFu", "ConFu lite"):
         said = page.locator(".chart-sentence", has_text=f"weights of this {method} head")
         expect(said.first).to_be_visible()
     expect(page.locator(".cfx-race-row")).to_have_count(4)
     expect(page.locator(".cfx-panel:not([hidden])")).to_have_count(2)
-    expect(page.locator(".cfx-tab[aria-pressed=true]")).to_have_text(["BConFu", "DConFu+"])
+    expect(page.locator(".cfx-tab[aria-pressed=true]")).to_have_text(["BConFu", "DConFu lite"])
     page.locator(".cfx-tab", has_text="EAGLE-3").click()
     expect(page.locator(".cfx-tab[aria-pressed=true]")).to_have_count(2)
     expect(lane(page, "eagle3")).to_be_visible()
     # What steers is told of the lane that was asked for last.
     page.locator(".cfx-tab[data-lane=confu]").click()
     expect(page.locator(".cfx-future h2")).to_have_text("What steers the draft of ConFu")
-    page.locator(".cfx-tab[data-lane=confu-plus]").click()
-    expect(page.locator(".cfx-future h2")).to_have_text("What steers the draft of ConFu+")
+    page.locator(".cfx-tab[data-lane=confu-lite]").click()
+    expect(page.locator(".cfx-future h2")).to_have_text("What steers the draft of ConFu lite")
 
 
 def test_every_tab_opened_after_a_run_shows_all_of_it(visit, site):

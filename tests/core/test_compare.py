@@ -242,10 +242,10 @@ def test_what_a_page_asks(engine, llama, prompt):
         "plain": True,
         "eagle3": True,
         "confu": True,
-        "confu-plus": False,
+        "confu-lite": False,
     }
     contemplating = {name for name, info in engine.methods.items() if info.contemplates}
-    assert contemplating == {"confu", "confu-plus"}
+    assert contemplating == {"confu", "confu-lite"}
     alone = Engine(llama, {"plain": PLAIN}, {}).methods
     assert not alone["confu"].available
     assert "ConFu" in alone["confu"].reason

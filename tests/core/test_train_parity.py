@@ -117,7 +117,7 @@ def test_the_first_start_is_the_first_round_of_decoding(batch):
 
 
 def test_read_outs_add_the_same_logits_in_training_and_decoding(llama, head, batch):
-    """ConFu+: an f of any age speaks of the same tokens as in decoding, and of none behind them."""
+    """An f of any age speaks of the same tokens as in decoding, and of none behind them."""
     part = tiny_contemplation(llama, head, read_outs=3, adapter_rank=3, read_out_temperature=1.7)
     trainee = DraftTrainee(llama, head, part).eval()
     starts, valid = chain_starts(batch.answer)

@@ -98,7 +98,7 @@ def test_an_ablation_trains_its_variants_once(llama, head, text, tmp_path):
         precision="no",
         command="a command",
     )
-    names = ["control", "static", "no-replication", "plus"]
+    names = ["control", "static", "no-replication", "full"]
     reports = []
 
     def report(name, row):
@@ -110,8 +110,8 @@ def test_an_ablation_trains_its_variants_once(llama, head, text, tmp_path):
     loaded = {name: load_checkpoint(tmp_path / "heads" / name, llama) for name in names}
     assert loaded["control"].contemplation is None
     assert loaded["static"].contemplation.shape.contemplate_experts == 1
-    assert loaded["plus"].contemplation.adapters is not None
-    assert loaded["plus"].contemplation.shape.read_outs == 3
+    assert loaded["full"].contemplation.adapters is not None
+    assert loaded["full"].contemplation.shape.read_outs == 3
     trained = {name: head.facts["settings"]["replicate"] for name, head in loaded.items()}
     assert trained == dict.fromkeys(names, True) | {"no-replication": False}
 

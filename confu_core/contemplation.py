@@ -184,7 +184,7 @@ class Contemplator:
         """
         if self._changes.remove or self._changes.future is not None:
             return self._changes.future
-        state = self._head.fuse(self._state)
+        state, feature = self._head.fuse(torch.stack((self._state, taps)))
         embedding, weights = self._part.future(state, self._changes.future_expert)
         read_out = None
         if self._part.shape.read_outs > age:
@@ -192,7 +192,7 @@ class Contemplator:
             read_out = self._part.read_out_weight[age:].unsqueeze(-1) * read_out
         return FutureToken(
             embedding=embedding,
-            feature=self._head.fuse(taps),
+            feature=feature,
             born_round=born_round,
             born_node=born_node,
             contemplate_router=plan.router,

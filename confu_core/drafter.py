@@ -94,6 +94,7 @@ class EagleDrafter:
             device=head.fc.weight.device,
             dtype=head.fc.weight.dtype,
         )
+        self._pull: torch.Tensor | None = None  # (H,) what f adds to this tree's input states
         # cos and sin (1, 1, capacity, W): made in float32, kept in the precision of the rows.
         positions = torch.arange(capacity, device=head.fc.weight.device).unsqueeze(0)
         self._turns = tuple(table.to(head.fc.weight.dtype) for table in head.rotary(positions))
@@ -192,7 +193,9 @@ class EagleDrafter:
         cache.commit(list(range(count)))
         if not grow:
             return None
-        state = self._steer(fused[-1:], future)  # (1, H)
+        steered = future is not None and self._part.shape.future_query
+        self._pull = self._part.steer(future.feature) if steered else None
+        state = self._steer(fused[-1:])  # (1, H)
         x = head.attention_input(e[-1:], state).unsqueeze(0)  # (1, 1, 2H)
         q = head.queries(x, *self._rotary(last))
         mask = self._mask(torch.ones(1, 0, dtype=torch.bool, device=device), future)
@@ -216,8 +219,8 @@ class EagleDrafter:
         cos, sin = self._rotary(position)  # the same for the whole level
         cache.open(count, see_fixed=future is not None)
         keys, values = cache.extend(0, *head.keys_values(x, cos, sin))
-        states = self._steer(states, future)
-        if future is not None:
+        states = self._steer(states)
+        if self._pull is not None:
             x = head.attention_input(e, states).unsqueeze(0)
         q = head.queries(x, cos, sin)
         mixed = attend(q, keys, values, self._mask(lineage, future))
@@ -237,10 +240,8 @@ class EagleDrafter:
         best, ids = logits.topk(self._top_k, dim=-1)
         return self._head.target_ids(ids), best - logits.logsumexp(-1, keepdim=True)
 
-    def _steer(self, states: torch.Tensor, future: FutureToken | None) -> torch.Tensor:
-        if future is None or not self._part.shape.future_query:
-            return states
-        return states + self._part.steer(future.feature)
+    def _steer(self, states: torch.Tensor) -> torch.Tensor:
+        return states if self._pull is None else states + self._pull
 
     def _rotary(self, position: int, count: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin (1, 1, count, W) of the positions from this one on."""

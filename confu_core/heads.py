@@ -300,10 +300,11 @@ class Adapters(nn.Module):
 
     def forward(self, layer: int, group: str, x: torch.Tensor) -> torch.Tensor:
         """What is added to the linear layers of a group of `ADAPTED`, side by side, for inputs
-        (..., in): (..., out)."""
+        (..., in): (..., out), in inference in the precision of the factors."""
         if torch.is_inference_mode_enabled():
             down, up = self._products(group, x)[layer]
-            return ((x.to(down.dtype) @ down) @ up).to(x.dtype)
+            rows = x.flatten(0, -2).to(down.dtype)  # (n, in)
+            return torch.mm(torch.mm(rows, down), up).unflatten(0, x.shape[:-1])
         parts = []
         for name in ADAPTED[group]:
             down, up = self.down[name][layer].to(x.dtype), self.up[name][layer].to(x.dtype)

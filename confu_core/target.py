@@ -256,7 +256,8 @@ class Target:
             mask = masks.additive(may_attend, inputs.dtype).unsqueeze(1).repeat(1, 1, groups, 1)
 
         def adapt(layer: int, group: str, x: torch.Tensor, y: torch.Tensor) -> None:
-            y[:, adapted_from:] += adapters(layer, group, x[:, adapted_from:])
+            # not +=, which would also write the sum back onto itself
+            y[:, adapted_from:].add_(adapters(layer, group, x[:, adapted_from:]))
 
         turned = self.heads + self.kv_heads  # heads of queries and keys, which stand side by side
         x = inputs

@@ -23,8 +23,8 @@ from confu_core.methods import Method
 from confu_core.target import Target
 from confu_core.tree import DraftTree
 
-# Of target passes that are timed. Matrix products work in tiles of 16 rows: a row behind a tile's end
-# costs a jump, which a count in the middle of the next tile would spread over all of it.
+# Of target passes that are timed. Matrix products work in tiles of 16 rows: a row behind a tile's
+# end costs a jump, which a count in the middle of the next tile would spread over all of it.
 ROWS = (1, 2, 4, 8, 16, 17, 32, 33, 48, 49, 64, 96, 128)
 DRAFT_ROWS = (1, 2, 4, 8, 16)
 ADAPTED_ROWS = (1, 2, 4, 8, 16, 32)  # contemplate rows

@@ -264,9 +264,11 @@ class _Page:
                         [(en(f"method.{name}"), name) for name in METHODS],
                         value=list(CHOSEN),
                         label=en("form.methods"),
+                        info=en("form.methods_info"),
                         scale=2,
                     ),
                     label="form.methods",
+                    info="form.methods_info",
                 )
             with gr.Row():
                 self.numbers = [self._number(field) for field in FIELDS]

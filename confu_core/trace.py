@@ -124,7 +124,7 @@ class Future:
     """The future token that steered a round's draft.
 
     born_round, born_node: the round and tree node whose contemplate token gave it.
-    readings: its nearest words (our reading of a vector; ConFu itself never decodes it).
+    readings: its nearest words (our reading of the vector; no method uses it).
     point: coordinates in the head's fixed PCA basis; None if the head has no basis.
     """
 

@@ -1,8 +1,9 @@
-"""Reading a future token: its nearest words, and its place on a fixed map. Plain numbers out.
+"""Reading a future token: the tokens that it names itself, its nearest words, and its place on a
+fixed map. Plain numbers out.
 
-ConFu never decodes a future token into words; both readings are ours and are labelled so wherever
-they are shown. The map is a PCA basis fitted once on recorded text and saved with the head
-(`basis.json`), so its axes and signs never change between runs.
+What it names, ConFu mixes into its draft; nearest words and map are our readings, which no method
+uses, and are labelled so wherever they are shown. The map is a PCA basis fitted once on recorded
+text and saved with the head (`basis.json`), so its axes and signs never change between runs.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 import torch
 
 from confu_core.errors import CheckpointError
-from confu_core.heads import DraftHead
+from confu_core.heads import Contemplation, DraftHead
 
 
 def nearest_words(head: DraftHead, feature: torch.Tensor, count: int) -> list[tuple[int, float]]:
@@ -22,6 +23,20 @@ def nearest_words(head: DraftHead, feature: torch.Tensor, count: int) -> list[tu
     likeliest first. Probabilities are within the draft vocabulary."""
     probs = head.logits(feature).float().softmax(-1)
     best, ids = probs.topk(min(count, len(probs)))
+    return list(zip(head.target_ids(ids).tolist(), best.tolist(), strict=True))
+
+
+def named_tokens(
+    head: DraftHead, part: Contemplation, read_out: torch.Tensor
+) -> list[tuple[int, float]]:
+    """What the read-outs of a future token say by themselves: for depth 1, 2, ... of the draft that
+    it steers the likeliest token id and its probability within the draft vocabulary.
+
+    read_out: (R, D) logits of the last R read-outs, times their weights, as the draft adds them.
+    """
+    weight = part.read_out_weight[-len(read_out) :].unsqueeze(-1)
+    probs = (read_out / weight.masked_fill(weight == 0, 1)).float().softmax(-1)
+    best, ids = probs.max(-1)  # (R,)
     return list(zip(head.target_ids(ids).tolist(), best.tolist(), strict=True))
 
 

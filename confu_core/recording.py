@@ -12,7 +12,7 @@ from confu_core.decoding import Round
 from confu_core.methods import Method
 from confu_core.probes import Accepted, Observer
 from confu_core.prompt import token_label
-from confu_core.reading import FutureBasis, nearest_words
+from confu_core.reading import FutureBasis, named_tokens, nearest_words
 from confu_core.target import Target
 from confu_core.trace import Future, Reading, RoundRecord, Settings, Token, Tree
 
@@ -120,10 +120,13 @@ class Recorder(Observer):
     def _future(self, future) -> Future | None:
         if future is None:
             return None
-        words = nearest_words(self._method.checkpoint.head, future.feature, WORDS)
+        head, part = self._method.checkpoint.head, self._method.checkpoint.contemplation
+        words = nearest_words(head, future.feature, WORDS)
+        named = [] if future.read_out is None else named_tokens(head, part, future.read_out)
         return Future(
             born_round=future.born_round,
             born_node=future.born_node,
+            named=tuple(Reading(i, self._label(i), _short(p)) for i, p in named),
             readings=tuple(Reading(i, self._label(i), _short(p)) for i, p in words),
             point=self._basis.place(future.feature) if self._basis else None,
         )

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from confu_core.errors import TraceError
 
-SCHEMA = 2
+SCHEMA = 3
 
 # The methods, by the names that lanes and commands use, and how they are written for people. ConFu
 # has adapters and read-outs of ours (docs/training.md); ConFu lite is without them.
@@ -112,7 +112,7 @@ class Token:
 
 @dataclass(frozen=True)
 class Reading:
-    """A word that a future token comes close to, and how likely our read-out finds it."""
+    """A token that a future token names or comes close to, and how likely that makes it."""
 
     id: int
     text: str
@@ -124,12 +124,15 @@ class Future:
     """The future token that steered a round's draft.
 
     born_round, born_node: the round and tree node whose contemplate token gave it.
+    named: what it names itself for depth 1, 2, ... of the draft, which mixes that in; empty in
+        ConFu lite.
     readings: its nearest words (our reading of the vector; no method uses it).
     point: coordinates in the head's fixed PCA basis; None if the head has no basis.
     """
 
     born_round: int
     born_node: int
+    named: tuple[Reading, ...]
     readings: tuple[Reading, ...]
     point: tuple[float, float] | None
 
@@ -338,12 +341,12 @@ class Trace:
             raise TraceError("This is not a trace file: it is nested too deeply.") from error
         version = value.get("schema") if isinstance(value, dict) else None
         # A version is a whole number: True and 1.0 equal 1 in Python, and are none.
-        if type(version) is not int or version not in (1, SCHEMA):
+        if type(version) is not int or not 1 <= version <= SCHEMA:
             raise TraceError(
-                f"This file has trace schema {version!r}; this program reads schemas 1 and "
+                f"This file has trace schema {version!r}; this program reads schemas 1 to "
                 f"{SCHEMA}. Record the run again."
             )
-        return _read(cls, _from_schema_1(value) if version == 1 else value, "trace")
+        return _read(cls, _upgraded(value), "trace")
 
 
 def first_difference(name_a: str, a: Lane, name_b: str, b: Lane) -> Difference | None:
@@ -372,11 +375,21 @@ def to_plain(value: Any) -> Any:
     return value
 
 
-def _from_schema_1(value: dict) -> dict:
-    """A trace of schema 1 as one of schema 2, where `settings.contemplate` came in."""
-    value = value | {"schema": SCHEMA}
-    if isinstance(value.get("settings"), dict):
+def _upgraded(value: dict) -> dict:
+    """A trace of any schema in the present one (the given one may be changed). In schema 2
+    `settings.contemplate` came in, in schema 3 `named` of a future token. What is damaged stays so,
+    and is found when it is read."""
+    version, value = value["schema"], value | {"schema": SCHEMA}
+    if version < 2 and isinstance(value.get("settings"), dict):
         value["settings"] = {"contemplate": 1.0} | value["settings"]
+    if version < 3:
+        lanes = value.get("lanes")
+        for lane in lanes.values() if isinstance(lanes, dict) else ():
+            rounds = lane.get("rounds") if isinstance(lane, dict) else None
+            for record in rounds if isinstance(rounds, list) else ():
+                future = record.get("future") if isinstance(record, dict) else None
+                if isinstance(future, dict):
+                    future.setdefault("named", [])
     return value
 
 

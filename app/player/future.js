@@ -37,7 +37,7 @@ const confuFuture = (({ el, token, sign, sentence, memory }, layout, story, maps
         el("div", { class: "cfx-future-row" },
           router("contemplate", record && record.contemplate_router, before && before.contemplate_router),
           router("future", record && record.future_router, before && before.future_router),
-          readings(lane, record),
+          el("div", {}, named(lane, record), readings(lane, record)),
           map.draw(lane)));
       return true;
     }
@@ -61,6 +61,21 @@ const confuFuture = (({ el, token, sign, sentence, memory }, layout, story, maps
       });
       node.append(el("ol", { class: "cfx-experts" }, ...rows));
       return node;
+    }
+
+    /** What the future token names itself: a token for each depth of the draft. ConFu lite's names none. */
+    function named(lane, record) {
+      const words = (record && record.future && record.future.named) || [];
+      if (!words.length) return null;
+      const following = layout.tokensAfter(lane.rounds, record.index);
+      return el("div", { class: "cfx-named" },
+        el("h3", {}, stage.say("named.title"), stage.ask("future")), el("p", { class: "cfx-quiet", text: stage.say("named.note") }),
+        el("ol", {}, ...words.map((word, depth) => {
+          const came = following[depth] && following[depth].id === word.id;
+          return el("li", { class: came ? "cfx-true" : null }, token(word.text, 20),
+            el("span", { class: "cfx-weight", text: layout.percent(word.prob) }),
+            el("span", { class: "cfx-came", text: (came ? "✓ " : "") + stage.say(came ? "named.came" : "named.depth", { n: depth + 1 }) }));
+        })));
     }
 
     function readings(lane, record) {

@@ -285,6 +285,10 @@ class _FakeLane:
         return Future(
             born_round=born_round,
             born_node=born_node,
+            named=tuple(
+                Reading(token_id(w), w, 0.6 - 0.1 * depth)
+                for depth, w in enumerate(coming if self.name == "confu" else ())
+            ),
             readings=tuple(
                 Reading(token_id(w), w, p / (sum(probs) + 0.5))
                 for w, p in zip(words, probs, strict=True)

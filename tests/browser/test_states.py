@@ -124,8 +124,10 @@ def test_four_lanes_have_two_trees_on_show_and_each_its_turn(visit, site):
     # What steers is told of the lane that was asked for last.
     page.locator(".cfx-tab[data-lane=confu]").click()
     expect(page.locator(".cfx-future h2")).to_have_text("What steers the draft of ConFu")
+    expect(page.locator(".cfx-named li").first).to_contain_text("depth 1")
     page.locator(".cfx-tab[data-lane=confu-lite]").click()
     expect(page.locator(".cfx-future h2")).to_have_text("What steers the draft of ConFu lite")
+    expect(page.locator(".cfx-named")).to_have_count(0)
 
 
 def test_every_tab_opened_after_a_run_shows_all_of_it(visit, site):

@@ -14,7 +14,7 @@ from confu_core.decoding import decode
 from confu_core.events import Finished
 from confu_core.methods import PLAIN
 from confu_core.prompt import token_label
-from confu_core.reading import FutureBasis, nearest_words
+from confu_core.reading import FutureBasis, named_tokens, nearest_words
 from confu_core.recording import Recorder
 from confu_core.trace import RoundRecord, Settings, Trace, _read, to_plain
 from tests import fakes, reference
@@ -175,11 +175,29 @@ def test_futures_and_routers(llama, prompt, head, part):
         assert [r.prob for r in kept.future.readings] == pytest.approx(
             [-p for p, _ in wanted], rel=1e-4
         )
+        assert kept.future.named == ()
         x, y = kept.future.point
         centred = future.feature - torch.tensor(basis.mean)
         assert x == pytest.approx(float(torch.tensor(basis.axes[0]) @ centred), abs=1e-3)
         assert y == pytest.approx(float(torch.tensor(basis.axes[1]) @ centred), abs=1e-3)
         assert kept.contemplated == tuple(range(len(kept.tree.token_ids)))
+
+
+def test_what_a_future_token_names(llama, prompt, head):
+    """Each read-out by itself, its weight undone; of a stale one only the last are left."""
+    part = fakes.tiny_contemplation(llama, head, read_outs=3)
+    part.read_out_weight.data.copy_(torch.tensor([0.5, 2.0, -1.0]))
+    for round, kept in record(llama, fakes.method(head, part), prompt, BASE)[1:]:
+        said = round.future.read_out
+        probs = (said / torch.tensor([[0.5], [2.0], [-1.0]])).softmax(-1)
+        best = probs.argmax(-1)
+        wanted = [int(i) + int(head.d2t[i]) for i in best]
+        assert [reading.id for reading in kept.future.named] == wanted
+        assert [reading.prob for reading in kept.future.named] == pytest.approx(
+            probs.amax(-1).tolist(), rel=1e-4
+        )
+        for left in (1, 2):
+            assert [token for token, _ in named_tokens(head, part, said[-left:])] == wanted[-left:]
 
 
 def test_static_tokens_have_no_router_weights(llama, prompt, head):

@@ -137,7 +137,7 @@ def sample() -> Trace:
         contemplated=(0, 1, 2),
         contemplate_router=(0.25, 0.75, 0.0),
         future_router=(1.0, 0.0),
-        future=Future(0, 0, (Reading(6, "<b>", 0.5),), (0.5, -1.5)),
+        future=Future(0, 0, (Reading(7, "i", 0.25),), (Reading(6, "<b>", 0.5),), (0.5, -1.5)),
         target_rows=6,
         draft_passes=2,
         seconds=Seconds(0.25, 1.0, 0.125),
@@ -257,17 +257,29 @@ def test_every_field_is_demanded(plain):
     assert checked > 50
 
 
-def test_a_trace_of_schema_1_is_read(plain):
-    """It knew no sparse contemplation: every node carried a contemplate token."""
-    old = copy.deepcopy(plain) | {"schema": 1}
-    del old["settings"]["contemplate"]
-    assert Trace.from_json(json.dumps(old)) == sample()
+@pytest.mark.parametrize("schema", [1, 2])
+def test_traces_of_earlier_schemas_are_read(plain, schema):
+    """Schema 1 knew no sparse contemplation: every node carried a contemplate token. Neither knew
+    what a future token names."""
+    old = copy.deepcopy(plain) | {"schema": schema}
+    if schema == 1:
+        del old["settings"]["contemplate"]
+    wanted = copy.deepcopy(plain)
+    rounds = [r for t in (old, wanted) for lane in t["lanes"].values() for r in lane["rounds"]]
+    futures = [r["future"] for r in rounds if r["future"]]
+    assert len(futures) > 1
+    for index, future in enumerate(futures):
+        if index < len(futures) // 2:
+            del future["named"]
+        else:
+            future["named"] = []
+    assert Trace.from_json(json.dumps(old)) == Trace.from_json(json.dumps(wanted))
     del old["settings"]["depth"]
     with pytest.raises(TraceError, match=r"trace\.settings\.depth"):
         Trace.from_json(json.dumps(old))
 
 
-@pytest.mark.parametrize("schema", [0, 3, "1", None, 1.5, True, [1]])
+@pytest.mark.parametrize("schema", [0, 4, "1", None, 1.5, True, [1]])
 def test_other_schemas_are_refused(plain, schema):
     with pytest.raises(TraceError, match=f"schema {schema!r}".replace("[", r"\[")):
         Trace.from_json(json.dumps(plain | {"schema": schema}))

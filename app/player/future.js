@@ -74,7 +74,7 @@ const confuFuture = (({ el, token, sign, sentence, memory }, layout, story, maps
           const came = following[depth] && following[depth].id === word.id;
           return el("li", { class: came ? "cfx-true" : null }, token(word.text, 20),
             el("span", { class: "cfx-weight", text: layout.percent(word.prob) }),
-            el("span", { class: "cfx-came", text: (came ? "✓ " : "") + stage.say(came ? "named.came" : "named.depth", { n: depth + 1 }) }));
+            el("span", { class: came ? "cfx-came" : "cfx-quiet", text: (came ? "✓ " : "") + stage.say(came ? "named.came" : "named.depth", { n: depth + 1 }) }));
         })));
     }
 

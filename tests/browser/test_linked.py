@@ -2,7 +2,14 @@
 nothing of it asks the server."""
 
 import pytest
-from waiting import eventually, expect, expect_last_round, expect_round, requests_of
+from waiting import (
+    eventually,
+    expect,
+    expect_last_round,
+    expect_round,
+    requests_of,
+    until_quiet,
+)
 
 EXPERTS, MAP = "Experts over time", "Map of future tokens"
 
@@ -104,6 +111,9 @@ def test_marks_keep_to_their_points_when_the_chart_is_zoomed(page):
 
 def test_another_run_is_not_marked_in_the_charts_of_the_last(page):
     open_tab(page, EXPERTS)
+    # Both are drawn, and nothing more comes that would draw them anew.
+    expect(page.locator("rect.cfx-over-now:visible")).to_have_count(2)
+    until_quiet(page)
     page.evaluate(
         "document.querySelectorAll('.js-plotly-plot').forEach("
         "picture => picture.data.forEach(trace => { trace.meta.run = 'another'; }))"

@@ -4,10 +4,11 @@ A pass over one row, or over the nodes of a draft tree, spends its time on readi
 starting kernels. So
 
 * linear layers that read the same rows (queries, keys and values; gate and up) are one product;
-* in float32 on a CPU, weights are stored input by input, which its matrix product reads faster at
-  1 to 60 rows (docs/performance.md);
-* in bfloat16 on a CPU, a small model's weights are read from a second copy in oneDNN's own order,
-  as torch's compiler does for frozen models: without it every product orders them anew;
+* in float32 on a CPU, weights are stored input by input, which its matrix product reads faster
+  (docs/performance.md);
+* on a CPU, a small model's weights are read from a second copy in oneDNN's own order, as torch's
+  compiler does for frozen models: without it every product orders them anew (bfloat16) or takes
+  up to twice as long at a few rows (float32);
 * what is plain is called without the ways of a module, norms as torch's one kernel.
 
 The model's own modules become views of what is stored here: nothing else is kept twice, their
@@ -29,7 +30,8 @@ from torch import nn
 Compute = Callable[[torch.Tensor], torch.Tensor]
 
 MOST_REORDERED = 1 << 30  # bytes of a model's weights that may be kept a second time
-REORDERED_FOR = 32  # rows of a pass; oneDNN's order hardly depends on it
+REORDERED_FOR = 16  # rows of a pass; oneDNN's order hardly depends on it
+FEW_ROWS = range(4, 33)  # where oneDNN is the faster in float32; in bfloat16 it always is
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,9 @@ class Reordered:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """(..., inputs) -> (..., outputs)."""
-        if not torch.is_inference_mode_enabled() or x.dtype != torch.bfloat16:
+        if not torch.is_inference_mode_enabled() or x.dtype != self._weight.dtype:
+            return F.linear(x, self._weight, self._bias)
+        if x.dtype == torch.float32 and x.shape[:-1].numel() not in FEW_ROWS:
             return F.linear(x, self._weight, self._bias)
         ops = torch.ops.mkldnn
         if self._copy is None:
@@ -140,14 +144,18 @@ def _in_usual_order(
 
 
 def reorders(module: nn.Module) -> bool:
-    """Whether oneDNN's order pays and the second copy is small."""
+    """Whether oneDNN's order pays and the second copy is small.
+
+    In float32 it was measured on x86 alone, so other processors keep to the usual product.
+    """
     weights = list(module.parameters())
-    return (
-        all(w.device.type == "cpu" and w.dtype == torch.bfloat16 for w in weights)
-        and sum(w.nbytes for w in weights) <= MOST_REORDERED
-        and torch.backends.mkldnn.is_available()
-        and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    )
+    kinds = {(w.device.type, w.dtype) for w in weights}
+    if not torch.backends.mkldnn.is_available() or sum(w.nbytes for w in weights) > MOST_REORDERED:
+        return False
+    if kinds == {("cpu", torch.bfloat16)}:
+        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    on_x86 = torch.backends.cpu.get_cpu_capability().startswith("AVX")
+    return kinds == {("cpu", torch.float32)} and on_x86
 
 
 def _by_input(weight: torch.Tensor) -> torch.Tensor:

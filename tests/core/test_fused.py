@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from confu_core import fused
@@ -130,15 +131,20 @@ def test_half_precision_keeps_its_order():
     assert model.model.layers[0].mlp.down_proj.weight.stride(1) == 1
 
 
+PRECISIONS = {torch.float32: (1e-6, 1e-5), torch.bfloat16: (1e-2, 2e-2)}  # atol, rtol
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_reordered_weights_compute_the_same(kind):
+def test_reordered_weights_compute_the_same(kind, dtype):
     name, config = KINDS[kind]
-    model = fakes.tiny_model(name, seed=3, **config).to(torch.bfloat16)
+    model = fakes.tiny_model(name, seed=3, **config).to(dtype)
     whole = fuse(model)
     attention, mlp = model.model.layers[1].self_attn, model.model.layers[1].mlp
-    x = rows(model.config.hidden_size, 1, 5).bfloat16()
-    inner = rows(model.config.intermediate_size, 1, 5).bfloat16()
+    x = rows(model.config.hidden_size, 1, 5).to(dtype)
+    inner = rows(model.config.intermediate_size, 1, 5).to(dtype)
     block = whole.blocks[1]
+    atol, rtol = PRECISIONS[dtype]
     with torch.inference_mode():
         qkv = torch.cat([attention.q_proj(x), attention.k_proj(x), attention.v_proj(x)], -1)
         for found, wanted in (
@@ -147,17 +153,18 @@ def test_reordered_weights_compute_the_same(kind):
             (block.down(inner), mlp.down_proj(inner)),
             (whole.output(x), model.lm_head(x)),
         ):
-            torch.testing.assert_close(found, wanted, atol=1e-2, rtol=2e-2)
-    if fused.reorders(model):  # a processor with bfloat16
+            torch.testing.assert_close(found, wanted, atol=atol, rtol=rtol)
+    if fused.reorders(model):
         assert block.down._copy is not None and whole.output._copy is not None
 
 
-def test_weights_are_reordered_for_inference_alone():
-    layer = torch.nn.Linear(32, 16).bfloat16()
+@pytest.mark.parametrize("dtype", PRECISIONS)
+def test_weights_are_reordered_for_inference_alone(dtype):
+    layer = torch.nn.Linear(32, 16).to(dtype)
     lay_out(layer_of := torch.nn.Sequential(layer))
     if not fused.reorders(layer_of):
-        pytest.skip("this processor does not compute in bfloat16: nothing is reordered")
-    x = rows(32, 3).bfloat16().requires_grad_()
+        pytest.skip("on this processor nothing is reordered in this precision")
+    x = rows(32, 5).to(dtype).requires_grad_()
     with torch.no_grad():
         layer(x)
     assert layer.forward._copy is None
@@ -166,16 +173,35 @@ def test_weights_are_reordered_for_inference_alone():
     with torch.inference_mode():
         found = layer(x.detach())
         assert layer.forward._copy is not None
-        wide = layer.float()(x.detach().float())  # what is wanted, to bfloat16's precision
-    torch.testing.assert_close(found.float(), wide, atol=1e-2, rtol=1e-2)
+    wide = F.linear(x.detach().float(), layer.weight.float(), layer.bias.float())
+    atol, rtol = PRECISIONS[dtype]
+    torch.testing.assert_close(found.float(), wide, atol=atol, rtol=rtol)
 
 
-def test_large_models_and_float32_are_not_kept_twice(monkeypatch):
-    small = fakes.tiny_model("llama").to(torch.bfloat16)
+@pytest.mark.parametrize("count, reordered", [(1, False), (3, False), (4, True), (32, True), (33, False)])
+def test_float32_takes_the_reordered_copy_for_a_few_rows_only(count, reordered):
+    """For one row and for many the usual product is the faster (docs/performance.md)."""
+    layer = torch.nn.Linear(32, 16)
+    product = fused.Reordered(layer.weight, layer.bias)
+    if not fused.reorders(layer):
+        pytest.skip("on this processor nothing is reordered in float32")
+    with torch.inference_mode():
+        found = product(x := rows(32, 1, count))
+        torch.testing.assert_close(found, layer(x), atol=1e-6, rtol=1e-5)
+    assert (product._copy is not None) is reordered
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS)
+def test_large_models_are_not_kept_twice(monkeypatch, dtype):
+    small = fakes.tiny_model("llama").to(dtype)
     monkeypatch.setattr(fused, "MOST_REORDERED", sum(p.nbytes for p in small.parameters()) - 1)
     assert not fused.reorders(small)
-    assert not fused.reorders(fakes.tiny_model("llama"))
     assert not isinstance(fuse(small).output, fused.Reordered)
+
+
+def test_float32_keeps_its_products_where_they_were_not_measured(monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+    assert not fused.reorders(fakes.tiny_model("llama"))
 
 
 class Packed(torch.nn.Linear):

@@ -20,14 +20,14 @@ import torch
 import torch.nn.functional as F
 
 from confu_core.bench.lanes import OwnLane
+from confu_core.bench.laps import laps, recorded_ratio
 from confu_core.bench.peers import Peer
 from confu_core.bench.report import table
 from confu_core.costs import ROWS, measured
-from confu_core.decoding import Round, decode
+from confu_core.decoding import Round
 from confu_core.fused import Compute, Reordered, reorders
 from confu_core.heads import DraftHead
 from confu_core.methods import PLAIN, Method
-from confu_core.recording import Recorder
 from confu_core.sizes import TargetShape
 from confu_core.target import Target
 from confu_core.trace import Settings
@@ -193,18 +193,18 @@ def measure(
     machines = [measure_machine(target.device, target.dtype)]
     peer, own = Peer("transformers", target), OwnLane("plain", PLAIN, target)
     rounds: dict[str, list[Round]] = {name: [] for name in methods}
-    recorded: dict[str, list[Round]] = {name: [] for name in methods}
+    # Seconds of every round, run by run: alone and recorded.
+    seconds: dict[tuple[str, bool], list[list[float]]] = {}
     per_token: dict[str, list[float]] = {"plain": [], "transformers": []}
     for repeat in range(repeats + 1):
         report(f"run {repeat} of {repeats}")
         answers = {lane.name: lane.answer(prompt_ids, settings) for lane in (own, peer)}
         for name, method in methods.items():
-            alone = list(decode(target, method, prompt_ids, settings))
-            recorder = Recorder(target, method, settings, None)
-            watched = list(decode(target, method, prompt_ids, settings, recorder))
-            if repeat:
-                rounds[name] += alone
-                recorded[name] += watched
+            for recorded in (False, True) if repeat % 2 else (True, False):
+                run, times = laps(target, method, prompt_ids, settings, recorded)
+                if repeat:
+                    rounds[name] += run if not recorded else ()
+                    seconds.setdefault((name, recorded), []).append(times)
         for name, answer in answers.items():
             if repeat:
                 count = len(answer.token_ids) - answer.first_tokens
@@ -226,7 +226,11 @@ def measure(
             for name, method in methods.items()
             for phase in _phases(machine, target, method, name, rounds[name], len(prompt_ids))
         ],
-        "loop": [_overhead(name, rounds[name], recorded[name]) for name in methods],
+        "loop": [
+            _overhead(name, rounds[name])
+            | {"recorded_ratio": recorded_ratio(seconds[name, False], seconds[name, True])}
+            for name in methods
+        ],
         "ms_per_token": {
             name: {"median": round(statistics.median(times), 2), "runs": len(times)}
             for name, times in per_token.items()
@@ -291,18 +295,15 @@ def _drafting(head: DraftHead, round: Round) -> Work:
     return work + draft_work(head, 1, False, text, width).times(round.draft.passes - 1)
 
 
-def _overhead(name: str, alone: list[Round], watched: list[Round]) -> dict:
-    """What is not a model's pass (accept, commit, gather and the loop itself), and what a recorder
-    costs."""
-    rest = [round.seconds.rest for round in alone if round.index]
-    total = [round.seconds.total for round in alone if round.index]
-    seen = [round.seconds.total for round in watched if round.index]
+def _overhead(name: str, rounds: list[Round]) -> dict:
+    """What is not a model's pass: accept, commit, gather and the loop itself."""
+    rest = [round.seconds.rest for round in rounds if round.index]
+    total = [round.seconds.total for round in rounds if round.index]
     return {
         "method": name,
         "n": len(rest),
         "rest_ms": round(1000 * statistics.median(rest), 3),
         "rest_share": round(sum(rest) / sum(total), 4),
-        "recorded_ratio": round(statistics.median(seen) / statistics.median(total), 3),
     }
 
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import torch
 
+from confu_core.bench.laps import laps, recorded_ratio
 from confu_core.compare import Engine
-from confu_core.decoding import decode
+from confu_core.decoding import Round
 from confu_core.prompt import chat_ids
-from confu_core.recording import Recorder
 from confu_core.trace import Settings
 
 
@@ -21,33 +21,31 @@ def profile(
     """Median milliseconds per round and phase, methods interleaved.
 
     `rest` is the loop's own overhead: everything that is not the target's or the draft's forward
-    pass. `rest_share` is its share of the round. `recorded_ratio`: median round time with a
-    recorder attached over without, alternating.
+    pass. `rest_share` is its share of the round. `recorded_ratio`: see `laps.py`.
 
     Returns:
         One row per method.
     """
     target = engine.target
     ids = chat_ids(target, prompt)
-    times: dict[tuple[str, bool], list] = {}
+    runs: dict[str, list[Round]] = {name: [] for name in methods}
+    seconds: dict[tuple[str, bool], list[list[float]]] = {}
     for repeat in range(repeats + 1):
         for name in methods:
             for recorded in (False, True):
-                method = engine.method(name)
-                recorder = Recorder(target, method, settings, None) if recorded else None
-                rounds = list(decode(target, method, ids, settings, recorder))
+                rounds, times = laps(target, engine.method(name), ids, settings, recorded)
                 if repeat:  # the first repeat warms caches up
-                    times.setdefault((name, recorded), []).extend(rounds)
+                    runs[name] += rounds if not recorded else ()
+                    seconds.setdefault((name, recorded), []).append(times)
     rows = []
     for name in methods:
-        free = [r for r in times[name, False] if r.index]
-        watched = [r for r in times[name, True] if r.index]
+        free = [r for r in runs[name] if r.index]
 
         def median(phase: str, rounds: list) -> float:
             return statistics.median(1000 * getattr(r.seconds, phase) for r in rounds)
 
         total = median("total", free)
-        prefills = [r for r in times[name, False] if not r.index]
+        prefills = [r for r in runs[name] if not r.index]
         rows.append(
             {
                 "method": name,
@@ -60,7 +58,7 @@ def profile(
                 "rest_share": round(
                     sum(r.seconds.rest for r in free) / sum(r.seconds.total for r in free), 4
                 ),
-                "recorded_ratio": round(median("total", watched) / total, 3),
+                "recorded_ratio": recorded_ratio(seconds[name, False], seconds[name, True]),
             }
         )
     return rows

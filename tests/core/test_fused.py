@@ -178,7 +178,9 @@ def test_weights_are_reordered_for_inference_alone(dtype):
     torch.testing.assert_close(found.float(), wide, atol=atol, rtol=rtol)
 
 
-@pytest.mark.parametrize("count, reordered", [(1, False), (3, False), (4, True), (32, True), (33, False)])
+@pytest.mark.parametrize(
+    "count, reordered", [(1, False), (3, False), (4, True), (32, True), (33, False)]
+)
 def test_float32_takes_the_reordered_copy_for_a_few_rows_only(count, reordered):
     """For one row and for many the usual product is the faster (docs/performance.md)."""
     layer = torch.nn.Linear(32, 16)

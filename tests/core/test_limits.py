@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import time
 
 import pytest
 import torch
 
 from confu_core.__main__ import main
 from confu_core.bench import calibration, limits
+from confu_core.bench.laps import laps, recorded_ratio
 from confu_core.bench.limits import Machine, Work, draft_work, target_work
 from confu_core.decoding import decode
+from confu_core.recording import Recorder
 from confu_core.sizes import TargetShape
 from confu_core.trace import Settings
 from tests import fakes
@@ -64,6 +67,34 @@ def test_the_machine_is_measured(monkeypatch):
     monkeypatch.setattr(limits, "PRODUCT_SIZES", (64, 96))
     found = limits.measure_machine(torch.device("cpu"), torch.float32)
     assert found.bytes_per_second > 1e6 and found.operations_per_second > 1e5
+
+
+def test_a_recorders_share_by_hand():
+    """Per round the fastest run counts; round 0 does not."""
+    alone = [[9.0, 2.0, 5.0], [1.0, 3.0, 4.0]]  # fastest: 2 and 4
+    watched = [[1.0, 2.5, 9.0], [50.0, 8.0, 5.0]]  # 2.5 and 5
+    assert recorded_ratio(alone, watched) == 1.25
+    with pytest.raises(ValueError):  # runs of different texts do not compare
+        recorded_ratio(alone, [[1.0, 2.0, 3.0], [1.0, 2.0]])
+
+
+def test_laps_hold_what_a_recorder_does(llama, prompt, greedy, monkeypatch):
+    """A round's own seconds leave it out."""
+    method = fakes.half_right(greedy, llama.vocab)
+    settings = Settings(max_new_tokens=6, nodes=4)
+    record = Recorder.record
+
+    def slow(self, round):
+        time.sleep(0.05)
+        return record(self, round)
+
+    monkeypatch.setattr(Recorder, "record", slow)
+    rounds, seconds = laps(llama, method, prompt, settings, recorded=True)
+    assert len(rounds) == len(seconds) > 1
+    for round, lap in zip(rounds, seconds, strict=True):
+        assert lap > round.seconds.total + 0.05
+    quiet, _ = laps(llama, method, prompt, settings, recorded=False)
+    assert [r.token_ids for r in quiet] == [r.token_ids for r in rounds]
 
 
 # Calibration -------------------------------------------------------------------------------------

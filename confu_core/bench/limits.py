@@ -358,6 +358,10 @@ def markdown(result: dict) -> str:
             for o in result["loop"]
         ),
     )  # fmt: skip
+    loop += (
+        "\n\nRest is what is no model's pass. Recorded over unrecorded is by the wall clock, with "
+        "what the recorder does between rounds; of each round the fastest of the runs counts."
+    )
     tokens = result["ms_per_token"]
     peer = (
         f"Plain decoding takes {tokens['plain']['median']} ms per token and greedy `generate` of "

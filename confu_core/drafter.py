@@ -20,6 +20,7 @@ from confu_core.budget import AutoBudget, FixedBudget
 from confu_core.cache import KVCache
 from confu_core.contemplation import FutureToken
 from confu_core.heads import Contemplation, DraftHead
+from confu_core.ranking import largest
 from confu_core.target import Target, attend
 from confu_core.tree import DraftTree, select
 
@@ -237,7 +238,7 @@ class EagleDrafter:
         if future is not None and future.read_out is not None and level <= len(future.read_out):
             logits = self._part.pool(logits, future.read_out[level - 1])
         logits = logits.float()
-        best, ids = logits.topk(self._top_k, dim=-1)
+        best, ids = largest(logits, self._top_k)
         return self._head.target_ids(ids), best - logits.logsumexp(-1, keepdim=True)
 
     def _steer(self, states: torch.Tensor) -> torch.Tensor:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from confu_core.errors import TargetError
+from confu_core.ranking import largest
 
 _MASK_64 = (1 << 64) - 1
 _HEAD = 1024  # tokens ranked before the whole vocabulary is
@@ -89,15 +90,15 @@ class Sampler:
             if self.top_p < 1:
                 logits = keep_top_p(logits, self.top_p)
             logits = logits + gumbel_noise(self.seed, position, len(logits), logits.device)
-        best, ids = logits.topk(2)
-        margin = float(best[0] - best[1])
+        best, ids = largest(logits.unsqueeze(0), 2)  # (1, 2) each
+        margin = float(best[0, 0] - best[0, 1])
         if math.isnan(margin):
             raise TargetError(
                 "The target's numbers left the range of its precision. Choose --dtype bfloat16 "
                 "or float32."
             )
         # Under top-p a lone survivor leads by infinity, which plain data cannot hold.
-        return Draw(int(ids[0]), min(margin, 1e6))
+        return Draw(int(ids[0, 0]), min(margin, 1e6))
 
 
 def keep_top_p(logits: torch.Tensor, top_p: float) -> torch.Tensor:

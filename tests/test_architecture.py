@@ -15,7 +15,7 @@ APP = sorted([*(ROOT / "app").rglob("*.py"), ROOT / "app.py"])
 
 # Lowest first. A file imports only from floors below its own, or from its own floor.
 FLOORS = (
-    {"errors", "trace", "events", "assets", "hub", "sizes", "charts"},
+    {"errors", "trace", "events", "assets", "hub", "sizes", "charts", "ranking"},
     {"cache", "masks", "tree", "sampling", "budget", "fused", "rotary", "weights"},
     {"target"},
     {"heads", "acceptance", "prompt"},

@@ -15,7 +15,7 @@ from confu_core.events import Finished
 from confu_core.methods import PLAIN
 from confu_core.prompt import token_label
 from confu_core.reading import FutureBasis, named_tokens, nearest_words
-from confu_core.recording import Recorder, likeliest
+from confu_core.recording import Recorder
 from confu_core.trace import RoundRecord, Settings, Trace, _read, to_plain
 from tests import fakes, reference
 
@@ -38,17 +38,6 @@ def run(request, llama, prompt, greedy, head, part):
     text = prompt + reference.plain_text(llama, prompt, settings, stops=frozenset())
     method = fakes.half_right(text, llama.vocab, head=head, part=part)
     return settings, text, record(llama, method, prompt, settings)
-
-
-@pytest.mark.parametrize("vocab", [1, 97, 256, 1000, 49152])
-def test_the_likeliest_is_the_first_of_the_largest(vocab):
-    """Also where the vocabulary has no block size but one, and where several are largest."""
-    rows = torch.randn(9, vocab, generator=torch.Generator().manual_seed(vocab))
-    rows[1] = 0.5
-    rows[2, -1] = rows[2, vocab // 2] = 9.0
-    rows[3, 0] = rows[3, -1] = 9.0
-    wanted = [row.tolist().index(max(row.tolist())) for row in rows]
-    assert likeliest(rows).tolist() == wanted
 
 
 def test_target_probs_are_the_softmax_after_the_parent(llama, run):

@@ -20,11 +20,11 @@ import torch
 import torch.nn.functional as F
 
 from confu_core.bench.lanes import OwnLane
-from confu_core.bench.laps import laps, recorded_ratio
 from confu_core.bench.peers import Peer
+from confu_core.bench.recorder import middle_share, recorder_shares
 from confu_core.bench.report import table
 from confu_core.costs import ROWS, measured
-from confu_core.decoding import Round
+from confu_core.decoding import Round, decode
 from confu_core.fused import Compute, Reordered, reorders
 from confu_core.heads import DraftHead
 from confu_core.methods import PLAIN, Method
@@ -184,7 +184,7 @@ def measure(
     report: Callable[[str], None],
 ) -> dict:
     """Floors and times of every method at this prompt, methods interleaved; plain decoding against
-    `transformers`' greedy `generate`, and recorded runs against unrecorded ones, alternating.
+    `transformers`' greedy `generate`, alternating; and what a recorder adds.
 
     Args:
         repeats: timed runs of each; one more goes before them, untimed.
@@ -193,18 +193,17 @@ def measure(
     machines = [measure_machine(target.device, target.dtype)]
     peer, own = Peer("transformers", target), OwnLane("plain", PLAIN, target)
     rounds: dict[str, list[Round]] = {name: [] for name in methods}
-    # Seconds of every round, run by run: alone and recorded.
-    seconds: dict[tuple[str, bool], list[list[float]]] = {}
+    shares: dict[str, list[float]] = {name: [] for name in methods}
     per_token: dict[str, list[float]] = {"plain": [], "transformers": []}
     for repeat in range(repeats + 1):
         report(f"run {repeat} of {repeats}")
         answers = {lane.name: lane.answer(prompt_ids, settings) for lane in (own, peer)}
         for name, method in methods.items():
-            for recorded in (False, True) if repeat % 2 else (True, False):
-                run, times = laps(target, method, prompt_ids, settings, recorded)
-                if repeat:
-                    rounds[name] += run if not recorded else ()
-                    seconds.setdefault((name, recorded), []).append(times)
+            alone = list(decode(target, method, prompt_ids, settings))
+            watched = recorder_shares(target, method, prompt_ids, settings)
+            if repeat:
+                rounds[name] += alone
+                shares[name] += watched
         for name, answer in answers.items():
             if repeat:
                 count = len(answer.token_ids) - answer.first_tokens
@@ -227,8 +226,7 @@ def measure(
             for phase in _phases(machine, target, method, name, rounds[name], len(prompt_ids))
         ],
         "loop": [
-            _overhead(name, rounds[name])
-            | {"recorded_ratio": recorded_ratio(seconds[name, False], seconds[name, True])}
+            _overhead(name, rounds[name]) | {"recorder_share": middle_share(shares[name])}
             for name in methods
         ],
         "ms_per_token": {
@@ -351,16 +349,16 @@ def markdown(result: dict) -> str:
         ),
     )
     loop = table(
-        ("method", "rounds", "rest ms", "share of the round", "recorded over unrecorded"),
+        ("method", "rounds", "rest ms", "share of the round", "a recorder adds"),
         (
             (o["method"], o["n"], o["rest_ms"], f"{100 * o['rest_share']:.1f} %",
-             o["recorded_ratio"])
+             f"{100 * o['recorder_share']:.1f} %")
             for o in result["loop"]
         ),
     )  # fmt: skip
     loop += (
-        "\n\nRest is what is no model's pass. Recorded over unrecorded is by the wall clock, with "
-        "what the recorder does between rounds; of each round the fastest of the runs counts."
+        "\n\nRest is what is no model's pass. A recorder adds: its time over the round's own, the "
+        "median over the rounds."
     )
     tokens = result["ms_per_token"]
     peer = (

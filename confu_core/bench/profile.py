@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import torch
 
-from confu_core.bench.laps import laps, recorded_ratio
+from confu_core.bench.recorder import middle_share, recorder_shares
 from confu_core.compare import Engine
-from confu_core.decoding import Round
+from confu_core.decoding import Round, decode
 from confu_core.prompt import chat_ids
 from confu_core.trace import Settings
 
@@ -21,7 +21,8 @@ def profile(
     """Median milliseconds per round and phase, methods interleaved.
 
     `rest` is the loop's own overhead: everything that is not the target's or the draft's forward
-    pass. `rest_share` is its share of the round. `recorded_ratio`: see `laps.py`.
+    pass. `rest_share` is its share of the round; `recorder_share` is what a recorder
+    adds to it.
 
     Returns:
         One row per method.
@@ -29,14 +30,15 @@ def profile(
     target = engine.target
     ids = chat_ids(target, prompt)
     runs: dict[str, list[Round]] = {name: [] for name in methods}
-    seconds: dict[tuple[str, bool], list[list[float]]] = {}
+    shares: dict[str, list[float]] = {name: [] for name in methods}
     for repeat in range(repeats + 1):
         for name in methods:
-            for recorded in (False, True):
-                rounds, times = laps(target, engine.method(name), ids, settings, recorded)
-                if repeat:  # the first repeat warms caches up
-                    runs[name] += rounds if not recorded else ()
-                    seconds.setdefault((name, recorded), []).append(times)
+            method = engine.method(name)
+            alone = list(decode(target, method, ids, settings))
+            watched = recorder_shares(target, method, ids, settings)
+            if repeat:  # the first repeat warms caches up
+                runs[name] += alone
+                shares[name] += watched
     rows = []
     for name in methods:
         free = [r for r in runs[name] if r.index]
@@ -58,7 +60,7 @@ def profile(
                 "rest_share": round(
                     sum(r.seconds.rest for r in free) / sum(r.seconds.total for r in free), 4
                 ),
-                "recorded_ratio": recorded_ratio(seconds[name, False], seconds[name, True]),
+                "recorder_share": middle_share(shares[name]),
             }
         )
     return rows

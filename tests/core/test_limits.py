@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-import time
+from dataclasses import replace
 
 import pytest
 import torch
 
 from confu_core.__main__ import main
-from confu_core.bench import calibration, limits
-from confu_core.bench.laps import laps, recorded_ratio
+from confu_core.bench import calibration, limits, recorder
 from confu_core.bench.limits import Machine, Work, draft_work, target_work
 from confu_core.decoding import decode
 from confu_core.recording import Recorder
 from confu_core.sizes import TargetShape
-from confu_core.trace import Settings
+from confu_core.trace import Seconds, Settings
 from tests import fakes
 from tests.core.test_main import options
 
@@ -69,32 +68,34 @@ def test_the_machine_is_measured(monkeypatch):
     assert found.bytes_per_second > 1e6 and found.operations_per_second > 1e5
 
 
-def test_a_recorders_share_by_hand():
-    """Per round the fastest run counts; round 0 does not."""
-    alone = [[9.0, 2.0, 5.0], [1.0, 3.0, 4.0]]  # fastest: 2 and 4
-    watched = [[1.0, 2.5, 9.0], [50.0, 8.0, 5.0]]  # 2.5 and 5
-    assert recorded_ratio(alone, watched) == 1.25
-    with pytest.raises(ValueError):  # runs of different texts do not compare
-        recorded_ratio(alone, [[1.0, 2.0, 3.0], [1.0, 2.0]])
-
-
-def test_laps_hold_what_a_recorder_does(llama, prompt, greedy, monkeypatch):
-    """A round's own seconds leave it out."""
+def test_what_a_recorder_adds_is_its_time_over_the_rounds_own(llama, prompt, greedy, monkeypatch):
+    """A clock that moves only where something is done: 2 seconds a round, 0.5 for its record."""
     method = fakes.half_right(greedy, llama.vocab)
     settings = Settings(max_new_tokens=6, nodes=4)
-    record = Recorder.record
+    rounds = [
+        replace(round, seconds=Seconds(0.5, 1.25, 0.25))
+        for round in decode(llama, method, prompt, settings)
+    ]
+    now = [0.0]
+    monkeypatch.setattr(recorder, "decode", lambda *_: iter(rounds))
+    monkeypatch.setattr(recorder.time, "perf_counter", lambda: now[0])
 
-    def slow(self, round):
-        time.sleep(0.05)
-        return record(self, round)
+    def record(self, round):
+        now[0] += 0.5 if round.index else 9.0
 
-    monkeypatch.setattr(Recorder, "record", slow)
-    rounds, seconds = laps(llama, method, prompt, settings, recorded=True)
-    assert len(rounds) == len(seconds) > 1
-    for round, lap in zip(rounds, seconds, strict=True):
-        assert lap > round.seconds.total + 0.05
-    quiet, _ = laps(llama, method, prompt, settings, recorded=False)
-    assert [r.token_ids for r in quiet] == [r.token_ids for r in rounds]
+    monkeypatch.setattr(Recorder, "record", record)
+    shares = recorder.recorder_shares(llama, method, prompt, settings)
+    assert shares == [0.25] * (len(rounds) - 1) and len(shares) > 1
+    assert recorder.middle_share([0.1, 0.25, 7.0]) == 0.25
+
+
+def test_the_recorder_is_told_of_every_round(llama, prompt, greedy):
+    """Else it could not make the records that are timed."""
+    method = fakes.half_right(greedy, llama.vocab)
+    settings = Settings(max_new_tokens=6, nodes=4)
+    rounds = list(decode(llama, method, prompt, settings))
+    shares = recorder.recorder_shares(llama, method, prompt, settings)
+    assert len(shares) == len(rounds) - 1 and all(share > 0 for share in shares)
 
 
 # Calibration -------------------------------------------------------------------------------------
@@ -160,7 +161,7 @@ def test_limits_command(folders, tmp_path, capsys, monkeypatch):
     }
     assert all(p["floor_ms"] >= 0 and p["measured_ms"] > 0 for p in found["phases"])
     assert {o["method"] for o in found["loop"]} == {"plain", "eagle3", "confu"}
-    assert all(0 < o["rest_share"] < 1 for o in found["loop"])
+    assert all(0 < o["rest_share"] < 1 and o["recorder_share"] > 0 for o in found["loop"])
     assert found["transformers_over_plain"]["median"] > 0
     assert [layout["rows"] for layout in found["layouts"]] == list(limits.LAYOUT_ROWS)
     assert all(x["by_input_ms"] > 0 and x["by_output_ms"] > 0 for x in found["layouts"])

@@ -71,7 +71,9 @@ READING = f"""How to read the tables:
   are listed; any other difference in float32 makes the run fail. In half precision passes of
   different shape round far more differently, so texts part there, and are listed only.
 - Two-turn questions are chats. For every lane the second prompt holds the first lane's first
-  answer."""
+  answer.
+- Lanes are the heads of `checkpoints/`, but for an ablation's, which its command names by folder:
+  how those were trained stands in [training.md](training.md)."""
 
 
 def _facts(settings: dict, result: dict) -> str:

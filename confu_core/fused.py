@@ -8,7 +8,7 @@ starting kernels. So
   (docs/performance.md);
 * on a CPU, a small model's weights are read from a second copy in oneDNN's own order, as torch's
   compiler does for frozen models: without it every product orders them anew (bfloat16) or takes
-  up to twice as long at a few rows (float32);
+  up to 1.7 times as long at a few rows (float32);
 * what is plain is called without the ways of a module, norms as torch's one kernel.
 
 The model's own modules become views of what is stored here: nothing else is kept twice, their

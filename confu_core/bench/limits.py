@@ -21,7 +21,7 @@ import torch.nn.functional as F
 
 from confu_core.bench.lanes import OwnLane
 from confu_core.bench.peers import Peer
-from confu_core.bench.recorder import middle_share, recorder_shares
+from confu_core.bench.recorder import recorder_shares
 from confu_core.bench.report import table
 from confu_core.costs import ROWS, measured
 from confu_core.decoding import Round, decode
@@ -225,10 +225,7 @@ def measure(
             for name, method in methods.items()
             for phase in _phases(machine, target, method, name, rounds[name], len(prompt_ids))
         ],
-        "loop": [
-            _overhead(name, rounds[name]) | {"recorder_share": middle_share(shares[name])}
-            for name in methods
-        ],
+        "loop": [_overhead(name, rounds[name], shares[name]) for name in methods],
         "ms_per_token": {
             name: {"median": round(statistics.median(times), 2), "runs": len(times)}
             for name, times in per_token.items()
@@ -293,8 +290,9 @@ def _drafting(head: DraftHead, round: Round) -> Work:
     return work + draft_work(head, 1, False, text, width).times(round.draft.passes - 1)
 
 
-def _overhead(name: str, rounds: list[Round]) -> dict:
-    """What is not a model's pass: accept, commit, gather and the loop itself."""
+def _overhead(name: str, rounds: list[Round], shares: list[float]) -> dict:
+    """What is not a model's pass (accept, commit, gather and the loop itself), and what a recorder
+    adds to a round."""
     rest = [round.seconds.rest for round in rounds if round.index]
     total = [round.seconds.total for round in rounds if round.index]
     return {
@@ -302,6 +300,7 @@ def _overhead(name: str, rounds: list[Round]) -> dict:
         "n": len(rest),
         "rest_ms": round(1000 * statistics.median(rest), 3),
         "rest_share": round(sum(rest) / sum(total), 4),
+        "recorder_share": round(statistics.median(shares), 4),
     }
 
 

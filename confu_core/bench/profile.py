@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from confu_core.bench.recorder import middle_share, recorder_shares
+from confu_core.bench.recorder import recorder_shares
 from confu_core.compare import Engine
 from confu_core.decoding import Round, decode
 from confu_core.prompt import chat_ids
@@ -60,7 +60,7 @@ def profile(
                 "rest_share": round(
                     sum(r.seconds.rest for r in free) / sum(r.seconds.total for r in free), 4
                 ),
-                "recorder_share": middle_share(shares[name]),
+                "recorder_share": round(statistics.median(shares[name]), 4),
             }
         )
     return rows

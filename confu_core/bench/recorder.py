@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 
 import torch
@@ -33,8 +32,3 @@ def recorder_shares(
         if round.index:
             shares.append(spent / round.seconds.total)
     return shares
-
-
-def middle_share(shares: list[float]) -> float:
-    """Their median, rounded for tables."""
-    return round(statistics.median(shares), 4)

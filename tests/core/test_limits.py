@@ -86,7 +86,6 @@ def test_what_a_recorder_adds_is_its_time_over_the_rounds_own(llama, prompt, gre
     monkeypatch.setattr(Recorder, "record", record)
     shares = recorder.recorder_shares(llama, method, prompt, settings)
     assert shares == [0.25] * (len(rounds) - 1) and len(shares) > 1
-    assert recorder.middle_share([0.1, 0.25, 7.0]) == 0.25
 
 
 def test_the_recorder_is_told_of_every_round(llama, prompt, greedy):

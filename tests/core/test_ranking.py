@@ -13,11 +13,9 @@ def numbers(rows: int, length: int) -> torch.Tensor:
     return torch.randn(rows, length, generator=torch.Generator().manual_seed(length + rows))
 
 
-@pytest.mark.parametrize("length", [2, 97, 512, 1000, 1024, 8192, 49152, 128256])
+@pytest.mark.parametrize("length", [8, 97, 512, 1000, 1024, 8192, 49152, 128256])
 @pytest.mark.parametrize("rows, count", [(1, 2), (8, 8), (30, 1)])
 def test_values_and_places_are_those_of_topk(monkeypatch, length, rows, count):
-    if count > length:
-        pytest.skip("there are not so many")
     monkeypatch.setattr(ranking, "FEW", 0)  # also where the detour would not pay
     x = numbers(rows, length)
     best, places = largest(x, count)
